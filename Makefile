@@ -1,0 +1,33 @@
+# `make demo` and `make test` are all a new machine needs: python3 (3.11 or later) with venv, and npm for pyright.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test check bench setup clean
+
+demo: $(READY)
+	$(BIN)/python examples/digits.py
+
+test: check
+	$(BIN)/python -m pytest -n 2 -m "not compiled" -q
+	QUERN_TYPECHECK=0 $(BIN)/python -m pytest -n 2 -m compiled -q
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+bench: $(READY)
+	$(BIN)/python benchmarks/layers.py --json benchmarks/layers.json
+
+setup: $(READY)
+
+# Set up anew when what is to be installed has changed, and not otherwise.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv

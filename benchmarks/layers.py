@@ -1,0 +1,205 @@
+"""Speed of quern's layers against the common way: the 4x4 block rebuilt by ``cat``, one real operation, default layout.
+
+    python benchmarks/layers.py [--json FILE] [--repeats N]
+
+Every ratio is baseline over quern, measured interleaved in this one run; above 1 is faster. The two networks of a row have
+the same weights, the same layers in the same order, and compute the same scores (checked before timing).
+"""
+
+import argparse
+import copy
+import json
+import multiprocessing
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quern import models
+from quern import nn as qnn
+from timing import host, medians
+
+
+def cat_block(w: Tensor) -> Tensor:
+    """The block as every public library builds it, typed out on purpose: this is the thing to compare with."""
+    r, i, j, k = w
+    rows = [(r, -i, -j, -k), (i, r, -k, j), (j, k, r, -i), (k, -j, i, r)]
+    return torch.cat([torch.cat(row, 1) for row in rows], 0)
+
+
+class BaselineConv2d(nn.Module):
+    def __init__(self, layer: qnn.QConv2d) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(layer.weight.detach().clone(memory_format=torch.contiguous_format))
+        self.bias = nn.Parameter(layer.bias.detach().flatten())
+        self.stride, self.padding = layer.stride, layer.padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, cat_block(self.weight), self.bias, self.stride, self.padding)
+
+
+class BaselineLinear(nn.Module):
+    def __init__(self, layer: qnn.QLinear) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(layer.weight.detach().clone())
+        self.bias = nn.Parameter(layer.bias.detach().flatten())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, cat_block(self.weight), self.bias)
+
+
+def baseline(network: nn.Sequential) -> nn.Sequential:
+    """The same network with the common layers; it takes the encoded 4-channel image."""
+    swap = {qnn.QConv2d: BaselineConv2d, qnn.QLinear: BaselineLinear}
+    return nn.Sequential(
+        *(swap[type(m)](m) if type(m) in swap else copy.deepcopy(m) for m in network)  # pyright: ignore
+    )
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...], Callable[[Tensor], Tensor]]] = {
+    "CIFAR-10": (models.cifar_qcnn, (3, 32, 32), qnn.encode_rgb),
+    "MNIST": (models.mnist_qcnn, (1, 28, 28), qnn.encode_gray),
+}
+
+
+def pair(name: str, batch: int) -> tuple[nn.Sequential, Tensor, nn.Sequential, Tensor]:
+    """quern's network with its input, the baseline with its input; same function, checked."""
+    torch.manual_seed(0)
+    build, shape, encode = NETWORKS[name]
+    ours, x = build(), torch.randn(batch, *shape)
+    theirs, encoded = baseline(ours), encode(x)
+    with torch.no_grad():
+        torch.testing.assert_close(ours.eval()(x), theirs.eval()(encoded), rtol=1e-3, atol=1e-3)
+    return ours.train(), x, theirs.train(), encoded
+
+
+def training_step(network: Callable[[Tensor], Tensor], parameters: Any, x: Tensor) -> Callable[[], None]:
+    labels = torch.randint(10, (x.shape[0],))
+    optimizer = torch.optim.Adam(parameters, lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(network(x), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def forward_of(layer: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], None]:
+    def call() -> None:
+        with torch.no_grad():
+            layer(x)
+
+    return call
+
+
+def both_ways(layer: nn.Module, x: Tensor, first: bool) -> Callable[[], None]:
+    """Forward and backward of one layer; the first layer of a network needs no gradient of its input."""
+    x = x.detach().requires_grad_(not first)
+    with torch.no_grad():
+        gradient = torch.randn_like(layer(x))
+
+    def call() -> None:
+        layer(x).backward(gradient)
+        layer.zero_grad()
+        x.grad = None
+
+    return call
+
+
+def _peak_of_steps(name: str, which: str, batch: int) -> float:
+    torch.set_num_threads(2)
+    ours, x, theirs, encoded = pair(name, 2)
+    build_input = torch.randn(batch, *x.shape[1:])
+    network, data = (ours, build_input) if which == "quern" else (theirs, NETWORKS[name][2](build_input))
+    before = _peak_resident()
+    step = training_step(network, network.parameters(), data)
+    for _ in range(3):
+        step()
+    return _peak_resident() - before
+
+
+def _peak_resident() -> float:
+    """MiB; unlike getrusage's, this figure is not inherited from the parent process."""
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def peak_memory(name: str, which: str, batch: int) -> float:
+    """MiB by which three training steps raise the peak resident size of a fresh process."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_peak_of_steps, (name, which, batch))
+
+
+def measure(repeats: int, with_compile: bool) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+
+    def add(what: str, target: float | None, unit: str, common: float, ours: float) -> None:
+        row = {"what": what, "unit": unit, "baseline": common, "quern": ours, "ratio": common / ours, "target": target}
+        rows.append(row)
+        goal = "" if target is None else f"   target {target:.2f}x {'' if row['ratio'] >= target else 'MISSED'}"
+        print(f"{what:58s} {common:9.2f} {ours:9.2f} {unit:3s} {row['ratio']:6.2f}x{goal}", flush=True)
+
+    def race(what: str, target: float | None, common: Callable[[], None], ours: Callable[[], None]) -> None:
+        found = medians({"baseline": common, "quern": ours}, repeats)
+        add(what, target, "ms", 1e3 * found["baseline"], 1e3 * found["quern"])
+
+    print(f"{'':58s} {'baseline':>9s} {'quern':>9s}")
+    for name, target in (("CIFAR-10", 1.5), ("MNIST", 1.4)):
+        ours, x, theirs, encoded = pair(name, 400)
+        common = training_step(theirs, theirs.parameters(), encoded)
+        race(f"{name} training step, batch 400", target, common, training_step(ours, ours.parameters(), x))
+        if with_compile:
+            compiled = training_step(torch.compile(ours), ours.parameters(), x)
+            race(f"{name} training step, batch 400, torch.compile", None, common, compiled)
+    for name in NETWORKS:
+        ours, x, theirs, encoded = pair(name, 400)
+        number = 0
+        for mine, other in zip(ours.eval(), theirs.eval(), strict=True):
+            if isinstance(mine, qnn.QConv2d):
+                number += 1
+                label = f"{name} conv {number} ({mine.in_channels} -> {mine.out_channels} at {x.shape[-1]})"
+                mine.train(), other.train()
+                race(f"{label} forward", 0.95, forward_of(other, encoded), forward_of(mine, x))
+                race(
+                    f"{label} both ways", 0.95, both_ways(other, encoded, number == 1), both_ways(mine, x, number == 1)
+                )
+            with torch.no_grad():
+                x, encoded = mine(x), other(encoded)
+    wide = qnn.QConv2d(512, 512, 3, padding=1)
+    x = torch.randn(100, 512, 8, 8)
+    race(
+        "512 -> 512, 3x3 at 8, batch 100, both ways",
+        1.6,
+        both_ways(BaselineConv2d(wide), x, False),
+        both_ways(wide.to(memory_format=torch.channels_last), x, False),
+    )
+    for name, target in (("CIFAR-10", 1.5), ("MNIST", None)):
+        ours, x, theirs, encoded = pair(name, 1)
+        race(f"{name} eval forward, batch 1", target, forward_of(theirs.eval(), encoded), forward_of(ours.eval(), x))
+    for name in NETWORKS:
+        common, mine = (peak_memory(name, which, 400) for which in ("baseline", "quern"))
+        add(f"{name} peak memory of a training step, batch 400", 1 / 1.15, "MiB", common, mine)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", help="also write the rows to this file")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument(
+        "--compile", action="store_true", help="also time quern under torch.compile (needs a C++ compiler)"
+    )
+    options = parser.parse_args()
+    torch.set_num_threads(2)
+    print(host())
+    rows = measure(max(7, options.repeats), options.compile)
+    if options.json:
+        with open(options.json, "w") as out:
+            json.dump({"host": host(), "rows": rows}, out, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""quern: build quaternion neural networks and make them small.
+
+Submodules load on first use, so that ``import quern`` (and the command line) does not wait for torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quern import algebra, functional, models, nn, testing
+
+__version__ = "0.1.0"
+__all__ = ["algebra", "functional", "models", "nn", "testing"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return importlib.import_module(f"quern.{name}")
+    raise AttributeError(f"module 'quern' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

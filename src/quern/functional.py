@@ -1,0 +1,417 @@
+"""Stateless quaternion operations on component-major activations: the whole of the mathematics of ``quern.nn``.
+
+An activation is a real tensor whose quaternion axis has size 4*C in the order ``[r | i | j | k]``. For convolutions,
+normalisation and pooling that axis is 1, for linear maps the last; operations that could mean either take ``dim``.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from quern import algebra, kernels
+from quern.algebra import UNITS
+from quern.kernels import Geometry, WeightCache, tuple_of
+
+__all__ = [
+    "batch_norm",
+    "cat",
+    "conv",
+    "conv_transpose",
+    "dropout",
+    "encode_gray",
+    "encode_rgb",
+    "layer_norm",
+    "linear",
+    "max_pool",
+    "mod_relu",
+    "modulus",
+    "whiten",
+]
+
+SPACE = {1: "1d", 2: "2d", 3: "3d"}
+
+
+def quaternions(size: int, what: str, parts: str = UNITS) -> int:
+    """How many quaternions ``size`` real numbers are, ``len(parts)`` of them each, or a sentence that says why not."""
+    if size <= 0 or size % len(parts):
+        raise ValueError(
+            f"{what} is {size}, but it must be a positive multiple of {len(parts)}: "
+            f"the components {', '.join(parts)} of every quaternion."
+        )
+    return size // len(parts)
+
+
+def check_parts(input_parts: str) -> str:
+    """``input_parts`` if it is some of r, i, j, k in that order, or a sentence that says so."""
+    if not input_parts or "".join(part for part in UNITS if part in input_parts) != input_parts:
+        raise ValueError(
+            f"input_parts is {input_parts!r}, but it must name some of the components r, i, j, k in that order: "
+            "'r' for gray images, 'ijk' for RGB, 'rijk' for quaternions."
+        )
+    return input_parts
+
+
+def check_padding(padding: int | Sequence[int] | str, stride: Sequence[int]) -> None:
+    """A sentence if ``padding`` is a word that torch does not know either."""
+    if isinstance(padding, str) and padding not in ("same", "valid"):
+        raise ValueError(f"padding is {padding!r}, but as a word it must be 'same' or 'valid'.")
+    if padding == "same" and any(s != 1 for s in stride):
+        raise ValueError("padding='same' needs stride 1: with a larger stride the size cannot stay the same.")
+
+
+def _split(x: Tensor, dim: int) -> Tensor:
+    """A view with the quaternion axis taken apart: size 4 at ``dim`` and C after it."""
+    dim = dim % x.dim()
+    return x.unflatten(dim, (4, quaternions(x.shape[dim], f"the size of dim {dim}")))
+
+
+# ------------------------------------------------------------------------------------------------------- products
+
+
+def linear(
+    x: Float[Tensor, "... n"],
+    weight: Float[Tensor, "4 out in"],
+    bias: Float[Tensor, "4 out"] | None = None,
+    *,
+    input_parts: str = UNITS,
+    cache: WeightCache | None = None,
+) -> Float[Tensor, "... m"]:
+    r"""The quaternion linear map :math:`y_o = \sum_c w_{oc} \otimes x_c + b_o` of the last axis.
+
+    ``x`` is ``(..., len(input_parts) * in)`` and the result ``(..., 4 * out)``.
+    """
+    _, out, inner = weight.shape
+    wanted = len(input_parts) * inner
+    if x.dim() == 0 or x.shape[-1] != wanted:
+        raise ValueError(f"the last axis of the input must have size {wanted}, but its shape is {tuple(x.shape)}.")
+    rows = x.numel() // max(1, x.shape[-1])
+    form = "block"
+    if input_parts == UNITS:
+        form = kernels.choose_linear_form(x.device, inner, out, rows)
+    cache = cache or WeightCache()
+    if form == "hadamard":
+        weights = cache.get(form, weight, lambda: kernels.hadamard_weights(weight))
+        return kernels.hadamard_linear(x, weights, bias)
+    real = cache.get(form, weight, lambda: kernels.block_weight(weight, input_parts))
+    return F.linear(x, real, None if bias is None else bias.flatten())
+
+
+def _same_padding(kernel: Sequence[int], dilation: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Symmetric padding that keeps the size, and what is missing of it on the far side (even kernels)."""
+    total = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+    return [t // 2 for t in total], [t % 2 for t in total]
+
+
+def _layout_of(weight: Tensor) -> torch.memory_format | None:
+    """``channels_last`` (or its 3d kin) if the weight ``(4, out, in, *kernel)`` was put into that layout.
+
+    As in torch: a module moved by ``.to(memory_format=torch.channels_last)`` computes in that layout. The strides tell,
+    also for one input channel or a kernel of one, where torch's own ``is_contiguous`` cannot.
+    """
+    if weight.dim() not in (5, 6):
+        return None
+    inner, *kernel = weight.shape[2:]
+    if weight.stride(2) == 1 and weight.stride(-1) == inner and inner * math.prod(kernel) > 1:
+        return torch.channels_last if weight.dim() == 5 else torch.channels_last_3d
+    return None
+
+
+def _convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, input_parts: str, cache: WeightCache | None
+) -> Tensor:
+    space = weight.dim() - 3
+    channels_in = weight.shape[2] * geometry.groups
+    wanted = len(input_parts) * channels_in
+    if x.dim() not in (space + 1, space + 2) or x.shape[-space - 1] != wanted:
+        raise ValueError(
+            f"a {SPACE[space]} convolution of {wanted} real channels takes (batch, {wanted}, *space) or "
+            f"({wanted}, *space), but the input's shape is {tuple(x.shape)}."
+        )
+    batched = x.dim() == space + 2
+    x = x if batched else x.unsqueeze(0)
+    layout = _layout_of(weight)
+    if layout is not None:
+        x = x.to(memory_format=layout)  # unlike contiguous(), it also settles the layout of a single channel
+    form = "block"
+    if input_parts == UNITS:
+        positions = x.shape[0] * math.prod(x.shape[2:]) // math.prod(geometry.stride)
+        form = kernels.choose_conv_form(x.device, channels_in, weight.shape[1], geometry.groups, positions)
+    cache = cache or WeightCache()
+    shape = (geometry.groups, geometry.transposed, layout or torch.contiguous_format)
+    if form == "hadamard":
+        weights = cache.get(form, weight, lambda: kernels.hadamard_weights(weight, *shape))
+        y = kernels.hadamard_convolution(x, weights, bias, geometry)
+    else:
+        real = cache.get(form, weight, lambda: kernels.block_weight(weight, input_parts, *shape))
+        y = kernels.block_convolution(x, real, bias, geometry, input_parts)
+    return y if batched else y.squeeze(0)
+
+
+def conv(
+    x: Float[Tensor, "..."],
+    weight: Float[Tensor, "4 out in *kernel"],
+    bias: Float[Tensor, "4 out"] | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    input_parts: str = UNITS,
+    cache: WeightCache | None = None,
+) -> Float[Tensor, "..."]:
+    r"""The quaternion convolution (cross-correlation, as in torch) :math:`y_o = \sum_c w_{oc} \star x_c + b_o` in 1, 2 or
+    3 dimensions, told from the weight ``(4, out, in/groups, *kernel)``.
+
+    ``x`` is ``(batch, len(input_parts) * in, *space)``, with or without the batch. ``groups`` divides the quaternion
+    channels, so each group has all four components of its channels.
+    """
+    space = weight.dim() - 3
+    dilation = tuple_of(dilation, space)
+    check_padding(padding, tuple_of(stride, space))
+    if padding == "valid":
+        padding = 0
+    elif isinstance(padding, str):
+        padding, missing = _same_padding(weight.shape[3:], dilation)
+        if any(missing):
+            x = F.pad(x, [side for m in reversed(missing) for side in (0, m)])
+    geometry = Geometry(
+        stride=tuple_of(stride, space),
+        padding=tuple_of(padding, space),
+        dilation=dilation,
+        groups=groups,
+        output_padding=(0,) * space,
+    )
+    return _convolve(x, weight, bias, geometry, input_parts, cache)
+
+
+def conv_transpose(
+    x: Float[Tensor, "..."],
+    weight: Float[Tensor, "4 out in *kernel"],
+    bias: Float[Tensor, "4 out"] | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+    *,
+    cache: WeightCache | None = None,
+) -> Float[Tensor, "..."]:
+    """The quaternion transposed convolution; sizes as in torch, the weight ``(4, out, in/groups, *kernel)`` as in
+    :func:`conv`, so that a neuron is one index of axis 1 in every layer."""
+    space = weight.dim() - 3
+    geometry = Geometry(
+        stride=tuple_of(stride, space),
+        padding=tuple_of(padding, space),
+        dilation=tuple_of(dilation, space),
+        groups=groups,
+        transposed=True,
+        output_padding=tuple_of(output_padding, space),
+    )
+    return _convolve(x, weight, bias, geometry, UNITS, cache)
+
+
+# -------------------------------------------------------------------------------------------------- normalisation
+
+
+def _per_channel(v: Tensor, x: Tensor) -> Tensor:
+    """A ``(4*C,)`` vector shaped to broadcast against ``x`` of shape ``(batch, 4*C, *space)``."""
+    return v.view(-1, *[1] * (x.dim() - 2))
+
+
+def _moving(running: Tensor, batch: Tensor, momentum: float) -> None:
+    running.mul_(1 - momentum).add_(batch.detach().to(running.dtype), alpha=momentum)
+
+
+def _samples(x: Tensor) -> int:
+    n = x.numel() // max(1, x.shape[1])
+    if n <= 1:
+        raise ValueError(f"training needs more than one value per neuron, but the input's shape is {tuple(x.shape)}.")
+    return n
+
+
+def batch_norm(
+    x: Float[Tensor, "batch channels *space"],
+    running_mean: Float[Tensor, "4 n"] | None,
+    running_var: Float[Tensor, " n"] | None,
+    weight: Float[Tensor, " n"] | None = None,
+    bias: Float[Tensor, "4 n"] | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Float[Tensor, "batch channels *space"]:
+    r"""Quaternion batch normalisation :math:`\gamma (h - \mu) / \sqrt{\sigma^2 + \varepsilon} + \beta` per neuron.
+
+    :math:`\mu` is a quaternion and :math:`\sigma^2 = E\,|h - \mu|^2` one real number, both over batch and space, so the
+    neuron is scaled as one thing and its direction in the four components is kept. With ``training`` the batch gives
+    them and the running values follow (the variance in its unbiased form, as in torch).
+    """
+    dims = [0, *range(2, x.dim())]
+    if training:
+        n = _samples(x)
+        spread, mean = torch.var_mean(x, dims, correction=0)
+        mean = mean.view(4, -1)
+        var = spread.view(4, -1).sum(0)
+        if running_mean is not None and running_var is not None:
+            _moving(running_mean, mean, momentum)
+            _moving(running_var, var * (n / (n - 1)), momentum)
+    else:
+        if running_mean is None or running_var is None:
+            raise ValueError("batch_norm needs running statistics where it does not take them from the batch.")
+        mean, var = running_mean, running_var
+    scale = torch.rsqrt(var + eps)
+    if weight is not None:
+        scale = scale * weight
+    shift = -mean * scale
+    if bias is not None:
+        shift = shift + bias
+    return torch.addcmul(_per_channel(shift.flatten(), x), x, _per_channel(scale.repeat(4), x))
+
+
+def whiten(
+    x: Float[Tensor, "batch channels *space"],
+    running_mean: Float[Tensor, "4 n"] | None,
+    running_cov: Float[Tensor, "4 4 n"] | None,
+    weight: Float[Tensor, "4 4 n"] | None = None,
+    bias: Float[Tensor, "4 n"] | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Float[Tensor, "batch channels *space"]:
+    r"""Whitening batch normalisation :math:`\Gamma L^{-1} (h - \mu) + \beta` with the Cholesky factor
+    :math:`L L^\top = \mathrm{Cov}(h) + \varepsilon I` of the 4x4 covariance of a neuron's components.
+
+    Unlike the eigenvectors of the covariance, its Cholesky factor has a finite gradient when eigenvalues coincide.
+    """
+    h = _split(x, 1).movedim(2, 0).movedim(1, 2).flatten(2)  # (C, 4, batch * space)
+    if training:
+        n = _samples(x)
+        mean = h.mean(2)
+        centred = h - mean.unsqueeze(2)
+        cov = centred @ centred.mT / n
+        if running_mean is not None and running_cov is not None:
+            _moving(running_mean, mean.T, momentum)
+            _moving(running_cov, cov.permute(1, 2, 0) * (n / (n - 1)), momentum)
+    else:
+        if running_mean is None or running_cov is None:
+            raise ValueError("whiten needs running statistics where it does not take them from the batch.")
+        centred = h - running_mean.T.unsqueeze(2)
+        cov = running_cov.permute(2, 0, 1)
+    root = torch.linalg.cholesky(cov + eps * torch.eye(4, dtype=cov.dtype, device=cov.device))
+    white = torch.linalg.solve_triangular(root, centred, upper=False)
+    if weight is not None:
+        white = weight.permute(2, 0, 1) @ white
+    if bias is not None:
+        white = white + bias.T.unsqueeze(2)
+    y = white.view(*white.shape[:2], x.shape[0], *x.shape[2:])  # (C, 4, batch, *space)
+    return y.movedim(2, 0).movedim(2, 1).flatten(1, 2)
+
+
+def layer_norm(
+    x: Float[Tensor, "..."],
+    normalized_shape: Sequence[int],
+    weight: Float[Tensor, "..."] | None = None,
+    bias: Float[Tensor, "4 ..."] | None = None,
+    eps: float = 1e-5,
+) -> Float[Tensor, "..."]:
+    r"""Layer normalisation :math:`\gamma (h - \mu) / \sqrt{\sigma^2 + \varepsilon} + \beta` over the last axes, the last
+    of which carries the quaternions: :math:`\mu` is the mean quaternion, :math:`\sigma^2 = E\,|h - \mu|^2`."""
+    shape = tuple(normalized_shape)
+    if tuple(x.shape[x.dim() - len(shape) :]) != shape:
+        raise ValueError(f"the last axes of the input must be {shape}, but its shape is {tuple(x.shape)}.")
+    h = _split(x, -1)
+    dims = [d for d in range(-len(shape) - 1, 0) if d != -2]
+    spread, mean = torch.var_mean(h, dims, correction=0, keepdim=True)
+    y = (h - mean) * torch.rsqrt(spread.sum(-2, keepdim=True) + eps)
+    if weight is not None:
+        y = y * weight.unsqueeze(-2)
+    if bias is not None:
+        y = y + bias.movedim(0, -2)
+    return y.flatten(-2)
+
+
+# ---------------------------------------------------------------------------------- pooling, activations, the rest
+
+
+def max_pool(
+    x: Float[Tensor, "batch channels *space"],
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Quaternion max-pooling: of each window the quaternion of largest modulus, whole.
+
+    ``x`` is ``(batch, 4*C, *space)``; the indices are those of torch, one per quaternion: ``(batch, C, *space)``.
+    """
+    space = x.dim() - 2
+    if space not in SPACE:
+        raise ValueError(f"max_pool takes (batch, 4*C, *space) in 1 to 3 dimensions, but got {tuple(x.shape)}.")
+    h = _split(x, 1)
+    pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[space - 1]
+    with torch.no_grad():
+        size = h.square().sum(1)
+        _, indices = pool(size, kernel_size, stride, padding, dilation, ceil_mode=ceil_mode, return_indices=True)
+    picked = indices.flatten(2).unsqueeze(1).expand(-1, 4, -1, -1)
+    y = h.flatten(3).gather(3, picked).view(x.shape[0], x.shape[1], *indices.shape[2:])
+    return (y, indices) if return_indices else y
+
+
+def mod_relu(x: Float[Tensor, "..."], bias: Float[Tensor, " n"], dim: int = 1) -> Float[Tensor, "..."]:
+    r"""The modulus through a shifted ReLU, the direction kept: :math:`\mathrm{ReLU}(|q| + b)\, q / |q|`, 0 at 0."""
+    h = _split(x, dim)
+    dim = dim % x.dim()
+    shape = [1] * h.dim()
+    shape[dim + 1] = -1
+    size = algebra.modulus(h, dim, keepdim=True)
+    grown = F.relu(size + bias.view(shape))
+    return (algebra.normalize(h, dim) * grown).flatten(dim, dim + 1)
+
+
+def modulus(x: Float[Tensor, "..."], dim: int = 1) -> Float[Tensor, "..."]:
+    """The modulus of every quaternion of an activation: size 4*C along ``dim`` becomes C. Gradient 0 at 0."""
+    return algebra.modulus(_split(x, dim), dim % x.dim())
+
+
+def dropout(
+    x: Float[Tensor, "..."], p: float = 0.5, training: bool = True, dim: int = 1, channelwise: bool = False
+) -> Float[Tensor, "..."]:
+    """Zero whole quaternions with probability ``p`` and scale the rest by ``1/(1-p)``.
+
+    ``channelwise`` zeroes a channel at all positions (every axis after ``dim``) at once.
+    """
+    if not training or p == 0:
+        return x
+    h = _split(x, dim)
+    dim = dim % x.dim()
+    shape = list(h.shape)
+    shape[dim] = 1
+    if channelwise:
+        shape[dim + 2 :] = [1] * (h.dim() - dim - 2)
+    keep = F.dropout(torch.ones(shape, dtype=x.dtype, device=x.device), p)
+    return (h * keep).flatten(dim, dim + 1)
+
+
+def cat(tensors: Sequence[Float[Tensor, "..."]], dim: int = 1) -> Float[Tensor, "..."]:
+    """Join activations along their quaternion channels. ``torch.cat`` would mix the components up."""
+    if not tensors:
+        raise ValueError("cat needs at least one tensor.")
+    dim = dim % tensors[0].dim()
+    return torch.cat([_split(t, dim) for t in tensors], dim + 1).flatten(dim, dim + 1)
+
+
+def encode_gray(x: Float[Tensor, "..."], dim: int = 1) -> Float[Tensor, "..."]:
+    """Gray images as quaternions (g, 0, 0, 0): size C along ``dim`` becomes 4*C."""
+    return torch.cat([x, torch.zeros_like(x).repeat_interleave(3, dim)], dim)
+
+
+def encode_rgb(x: Float[Tensor, "..."], dim: int = 1) -> Float[Tensor, "..."]:
+    """Colour images as pure quaternions (0, r, g, b): size 3*C (all r, all g, all b) along ``dim`` becomes 4*C."""
+    if x.shape[dim] % 3:
+        raise ValueError(f"encode_rgb needs 3 channels (or 3*C) along dim {dim}, but the shape is {tuple(x.shape)}.")
+    return torch.cat([torch.zeros_like(x.narrow(dim, 0, x.shape[dim] // 3)), x], dim)

@@ -1,0 +1,176 @@
+"""The paper's networks, a small one for 8x8 digits and a residual one: plain functions that return ``nn.Module``.
+
+Each takes raw images (the first layer knows their components), ends in real class scores, and has a real-valued twin of
+about the same number of parameters. Networks come in the channels_last layout, the faster one on CPUs; values are the
+same in any layout.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from quern import nn as qnn
+
+Norm = Literal["none", "after_conv", "after_activation"]
+_NORMS = ("none", "after_conv", "after_activation")
+
+
+def _stage(conv: nn.Module, norm: Norm, normalize: nn.Module, pool: bool) -> list[nn.Module]:
+    """A convolution with what follows it. Max-pooling and ReLU commute, so the ReLU acts on the smaller tensor unless
+    a normalisation stands between them."""
+    if norm not in _NORMS:
+        raise ValueError(f"norm is {norm!r}, but it must be one of {', '.join(_NORMS)}.")
+    pooling: list[nn.Module] = [nn.MaxPool2d(2)] if pool else []
+    if norm == "none":
+        return [conv, *pooling, nn.ReLU(inplace=True)]
+    if norm == "after_conv":
+        return [conv, normalize, *pooling, nn.ReLU(inplace=True)]
+    return [conv, nn.ReLU(inplace=True), normalize, *pooling]
+
+
+def _quaternion_stages(
+    parts: str, widths: Sequence[int], kernel: int, pools: Sequence[bool], drops: Sequence[float], norm: Norm
+) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    before = len(parts)
+    for n, (width, pool, drop) in enumerate(zip(widths, pools, drops, strict=True)):
+        conv = qnn.QConv2d(before, width, kernel, padding=1, input_parts=parts if n == 0 else "rijk")
+        layers += _stage(conv, norm, qnn.QBatchNorm2d(width), pool)
+        if drop:
+            layers.append(qnn.QDropout2d(drop))
+        before = width
+    return layers
+
+
+def _real_stages(
+    channels: int, widths: Sequence[int], kernel: int, pools: Sequence[bool], drops: Sequence[float], norm: Norm
+) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    before = channels
+    for width, pool, drop in zip(widths, pools, drops, strict=True):
+        layers += _stage(nn.Conv2d(before, width, kernel, padding=1), norm, nn.BatchNorm2d(width), pool)
+        if drop:
+            layers.append(nn.Dropout2d(drop))
+        before = width
+    return layers
+
+
+def _finish(*layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(*layers).to(memory_format=torch.channels_last)
+
+
+def _quaternion_head(features: int, classes: int) -> list[nn.Module]:
+    return [nn.Flatten(), qnn.QLinear(features, 4 * classes), qnn.Modulus()]
+
+
+def mnist_qcnn(
+    norm: Norm = "none", dropout: float = 0.25, widths: Sequence[int] = (16, 32), classes: int = 10
+) -> nn.Sequential:
+    """The paper's MNIST network: images ``(batch, 1, 28, 28)`` to ``classes`` moduli; 11,688 parameters."""
+    stages = _quaternion_stages("r", widths, 5, (True, True), (0, 0), norm)
+    return _finish(*stages, qnn.QDropout(dropout), *_quaternion_head(25 * widths[-1], classes))
+
+
+def mnist_cnn(
+    norm: Norm = "none", dropout: float = 0.25, widths: Sequence[int] = (11, 22), classes: int = 10
+) -> nn.Sequential:
+    """The real-valued twin of :func:`mnist_qcnn`; 11,868 parameters."""
+    stages = _real_stages(1, widths, 5, (True, True), (0, 0), norm)
+    return _finish(*stages, nn.Dropout(dropout), nn.Flatten(), nn.Linear(25 * widths[-1], classes))
+
+
+def cifar_qcnn(
+    norm: Norm = "none",
+    dropout: float = 0.25,
+    widths: Sequence[int] = (32, 64, 128, 256, 512),
+    classes: int = 10,
+) -> nn.Sequential:
+    """The paper's CIFAR-10 network: images ``(batch, 3, 32, 32)`` to ``classes`` moduli; 474,920 parameters."""
+    stages = _quaternion_stages("ijk", widths, 3, _CIFAR_POOLS, _cifar_drops(dropout), norm)
+    return _finish(*stages, *_quaternion_head(16 * widths[-1], classes))
+
+
+def cifar_cnn(
+    norm: Norm = "none",
+    dropout: float = 0.25,
+    widths: Sequence[int] = (17, 33, 67, 135, 267),
+    classes: int = 10,
+) -> nn.Sequential:
+    """The real-valued twin of :func:`cifar_qcnn`; its parameters are within 1 % of the same number."""
+    stages = _real_stages(3, widths, 3, _CIFAR_POOLS, _cifar_drops(dropout), norm)
+    return _finish(*stages, nn.Flatten(), nn.Linear(16 * widths[-1], classes))
+
+
+_CIFAR_POOLS = (True, True, False, True, False)
+
+
+def _cifar_drops(dropout: float) -> tuple[float, ...]:
+    return (0, dropout, 0, dropout, 0)
+
+
+def digits_qcnn(
+    norm: Norm = "none", dropout: float = 0.1, widths: Sequence[int] = (16, 32), classes: int = 10
+) -> nn.Sequential:
+    """A small network for scikit-learn's digits: images ``(batch, 1, 8, 8)`` to ``classes`` moduli."""
+    stages = _quaternion_stages("r", widths, 3, (False, True), (0, 0), norm)
+    return _finish(*stages, qnn.QDropout(dropout), *_quaternion_head(16 * widths[-1], classes))
+
+
+def digits_cnn(
+    norm: Norm = "none", dropout: float = 0.1, widths: Sequence[int] = (12, 24), classes: int = 10
+) -> nn.Sequential:
+    """The real-valued twin of :func:`digits_qcnn`."""
+    stages = _real_stages(1, widths, 3, (False, True), (0, 0), norm)
+    return _finish(*stages, nn.Dropout(dropout), nn.Flatten(), nn.Linear(16 * widths[-1], classes))
+
+
+class Residual(nn.Module):
+    """``relu(body(x) + shortcut(x))``."""
+
+    def __init__(self, body: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.body, self.shortcut = body, shortcut
+
+    def forward(self, input: Float[Tensor, "batch channels h w"]) -> Float[Tensor, "batch wider h2 w2"]:
+        return torch.relu(self.body(input) + self.shortcut(input))
+
+
+def _residual_stages(
+    widths: Sequence[int], conv: type[qnn.QConv2d] | type[nn.Conv2d], norm: type[nn.Module]
+) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    before = widths[0]
+    for stage, width in enumerate(widths):
+        for block in range(3):
+            stride = 2 if stage > 0 and block == 0 else 1
+            body = nn.Sequential(
+                conv(before, width, 3, stride, 1, bias=False),
+                norm(width),
+                nn.ReLU(),
+                conv(width, width, 3, 1, 1, bias=False),
+                norm(width),
+            )
+            same = stride == 1 and before == width
+            shortcut = nn.Identity() if same else nn.Sequential(conv(before, width, 1, stride, bias=False), norm(width))
+            layers.append(Residual(body, shortcut))
+            before = width
+    return layers
+
+
+def qresnet20(widths: Sequence[int] = (16, 32, 64), classes: int = 10) -> nn.Sequential:
+    """A residual network of 20 layers for images ``(batch, 3, height, width)``, with quaternion batch normalisation and
+    global average pooling, to ``classes`` moduli."""
+    stem = [qnn.QConv2d(3, widths[0], 3, padding=1, bias=False, input_parts="ijk"), qnn.QBatchNorm2d(widths[0])]
+    blocks = _residual_stages(widths, qnn.QConv2d, qnn.QBatchNorm2d)
+    return _finish(*stem, nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), *_quaternion_head(widths[-1], classes))
+
+
+def resnet20(widths: Sequence[int] = (8, 16, 32), classes: int = 10) -> nn.Sequential:
+    """The real-valued twin of :func:`qresnet20`."""
+    stem = [nn.Conv2d(3, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0])]
+    blocks = _residual_stages(widths, nn.Conv2d, nn.BatchNorm2d)
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes)]
+    return _finish(*stem, nn.ReLU(), *blocks, *head)

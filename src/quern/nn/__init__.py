@@ -1,0 +1,47 @@
+"""Quaternion layers, drop-in like ``torch.nn``: same names of arguments, same order, sizes in real channels."""
+
+from quern.functional import cat, encode_gray, encode_rgb
+from quern.nn import init
+from quern.nn._attention import QMultiheadAttention
+from quern.nn._conv import QConv1d, QConv2d, QConv3d, QConvTranspose1d, QConvTranspose2d, QConvTranspose3d
+from quern.nn._convert import from_orkis, quaternionize
+from quern.nn._dropout import QDropout, QDropout2d
+from quern.nn._embedding import QEmbedding
+from quern.nn._linear import QLinear
+from quern.nn._norm import QBatchNorm1d, QBatchNorm2d, QBatchNorm3d, QLayerNorm, QWhiteningBatchNorm2d
+from quern.nn._pool import QMaxPool1d, QMaxPool2d, QMaxPool3d
+from quern.nn._readout import Modulus, QModReLU
+from quern.nn._recurrent import QGRU, QLSTM, QRNN
+
+__all__ = [
+    "QGRU",
+    "QLSTM",
+    "QRNN",
+    "Modulus",
+    "QBatchNorm1d",
+    "QBatchNorm2d",
+    "QBatchNorm3d",
+    "QConv1d",
+    "QConv2d",
+    "QConv3d",
+    "QConvTranspose1d",
+    "QConvTranspose2d",
+    "QConvTranspose3d",
+    "QDropout",
+    "QDropout2d",
+    "QEmbedding",
+    "QLayerNorm",
+    "QLinear",
+    "QMaxPool1d",
+    "QMaxPool2d",
+    "QMaxPool3d",
+    "QModReLU",
+    "QMultiheadAttention",
+    "QWhiteningBatchNorm2d",
+    "cat",
+    "encode_gray",
+    "encode_rgb",
+    "from_orkis",
+    "init",
+    "quaternionize",
+]

@@ -1,0 +1,292 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as TF
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from quern import functional as F
+from quern.algebra import UNITS
+from quern.kernels import WeightCache, tuple_of
+from quern.nn import init
+
+Size = int | Sequence[int]
+PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
+
+
+class _QConvolution(nn.Module):
+    """What all six convolutions share: sizes, parameters, layout, printing. Abstract: ``forward`` is theirs."""
+
+    space: int  # number of spatial axes
+    transposed: bool
+    bias: nn.Parameter | None
+
+    def _setup(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size,
+        padding: Size | str,
+        output_padding: Size,
+        dilation: Size,
+        groups: int,
+        bias: bool,
+        padding_mode: str,
+        input_parts: str,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.input_parts = F.check_parts(input_parts)
+        inner = F.quaternions(in_channels, "in_channels", input_parts)
+        out = F.quaternions(out_channels, "out_channels")
+        if groups < 1 or inner % groups or out % groups:
+            raise ValueError(
+                f"groups={groups} must divide the quaternion channels: {inner} in and {out} out "
+                f"(in_channels={in_channels}, out_channels={out_channels})."
+            )
+        if padding_mode not in PADDING_MODES or (self.transposed and padding_mode != "zeros"):
+            known = ", ".join(PADDING_MODES[:1] if self.transposed else PADDING_MODES)
+            raise ValueError(f"padding_mode is {padding_mode!r}, but this layer knows {known}.")
+        self.kernel_size = self._per_axis(kernel_size, "kernel_size")
+        self.stride = self._per_axis(stride, "stride")
+        self.dilation = self._per_axis(dilation, "dilation")
+        self.output_padding = self._per_axis(output_padding, "output_padding")
+        F.check_padding(padding, self.stride)
+        self.padding = padding if isinstance(padding, str) else self._per_axis(padding, "padding")
+        self.padding_mode = padding_mode
+        self.weight = nn.Parameter(torch.empty(4, out, inner // groups, *self.kernel_size, device=device, dtype=dtype))
+        shift = nn.Parameter(torch.empty(4, out, device=device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", shift)
+        self._cache = WeightCache()
+        self.reset_parameters()
+
+    def _per_axis(self, value: Size, name: str) -> tuple[int, ...]:
+        sizes = tuple_of(value, self.space)
+        if len(sizes) != self.space:
+            raise ValueError(f"{name} is {value}, but it must be one number or {self.space} numbers.")
+        return sizes
+
+    def reset_parameters(self) -> None:
+        init.he_(self.weight, len(self.input_parts))
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def train(self, mode: bool = True) -> "_QConvolution":
+        self._cache.clear()
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        # Module.to(memory_format=...) goes by the number of axes. Without the component axis the weight looks as a real
+        # one does, so channels_last means here what it means in torch.
+        # as_strided, because view() and flatten() forget the layout where an axis has size 1.
+        def on_real_shape(t: Tensor) -> Tensor:
+            if t.dim() != self.space + 3 or t.stride(0) != t.shape[1] * t.stride(1):
+                return fn(t)
+            real = fn(t.as_strided((4 * t.shape[1], *t.shape[2:]), t.stride()[1:]))
+            return real.as_strided(t.shape, (t.shape[1] * real.stride(0), *real.stride()))
+
+        return super()._apply(on_real_shape, recurse)
+
+    def _conv(self, x: Tensor) -> Tensor:
+        cache = None if self.training else self._cache
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            x = TF.pad(x, self._pad_both_sides(), mode=self.padding_mode)
+            padding = 0
+        return F.conv(
+            x,
+            self.weight,
+            self.bias,
+            self.stride,
+            padding,
+            self.dilation,
+            self.groups,
+            input_parts=self.input_parts,
+            cache=cache,
+        )
+
+    def _pad_both_sides(self) -> list[int]:
+        """``torch.nn.functional.pad``'s list: last axis first, near side before far side."""
+        if isinstance(self.padding, tuple):
+            return [p for p in reversed(self.padding) for _ in (0, 1)]
+        total = [
+            d * (k - 1) if self.padding == "same" else 0 for k, d in zip(self.kernel_size, self.dilation, strict=True)
+        ]
+        return [side for t in reversed(total) for side in (t // 2, t - t // 2)]
+
+    def _conv_transpose(self, x: Tensor, output_size: Sequence[int] | None) -> Tensor:
+        assert isinstance(self.padding, tuple)
+        extra = self.output_padding if output_size is None else self._extra_for(x, output_size)
+        return F.conv_transpose(
+            x,
+            self.weight,
+            self.bias,
+            self.stride,
+            self.padding,
+            extra,
+            self.groups,
+            self.dilation,
+            cache=None if self.training else self._cache,
+        )
+
+    def _extra_for(self, x: Tensor, output_size: Sequence[int]) -> tuple[int, ...]:
+        """The output_padding that gives ``output_size`` (spatial axes, or all axes)."""
+        wanted = tuple(output_size)[-self.space :]
+        assert isinstance(self.padding, tuple)
+        extra = []
+        for n, k, s, p, d, w in zip(
+            x.shape[-self.space :], self.kernel_size, self.stride, self.padding, self.dilation, wanted, strict=True
+        ):
+            least = (n - 1) * s - 2 * p + d * (k - 1) + 1
+            if not least <= w < least + max(s, d):
+                raise ValueError(f"output_size {w} is out of reach: this layer can make {least} to {least + s - 1}.")
+            extra.append(w - least)
+        return tuple(extra)
+
+    def extra_repr(self) -> str:
+        said = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        if self.padding != (0,) * self.space:
+            said += f", padding={self.padding}"
+        if self.dilation != (1,) * self.space:
+            said += f", dilation={self.dilation}"
+        if self.output_padding != (0,) * self.space:
+            said += f", output_padding={self.output_padding}"
+        if self.groups != 1:
+            said += f", groups={self.groups}"
+        if self.bias is None:
+            said += ", bias=False"
+        if self.padding_mode != "zeros":
+            said += f", padding_mode={self.padding_mode}"
+        if self.input_parts != UNITS:
+            said += f", input_parts={self.input_parts!r}"
+        return said
+
+
+class _QConv(_QConvolution):
+    """A convolution. ``in_channels`` and ``out_channels`` count real channels, ``groups`` divides quaternion channels."""
+
+    transposed = False
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        input_parts: str = UNITS,
+    ) -> None:
+        super().__init__()
+        self._setup(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            0,
+            dilation,
+            groups,
+            bias,
+            padding_mode,
+            input_parts,
+            device,
+            dtype,
+        )
+
+    def forward(self, input: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        return self._conv(input)
+
+
+class _QConvTranspose(_QConvolution):
+    """A transposed convolution; the weight is ``(4, out/4, in/4/groups, *kernel)`` as in every layer."""
+
+    transposed = True
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        output_padding: Size = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Size = 1,
+        padding_mode: str = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self._setup(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            output_padding,
+            dilation,
+            groups,
+            bias,
+            padding_mode,
+            UNITS,
+            device,
+            dtype,
+        )
+
+    def forward(self, input: Float[Tensor, "..."], output_size: Sequence[int] | None = None) -> Float[Tensor, "..."]:
+        return self._conv_transpose(input, output_size)
+
+
+class QConv1d(_QConv):
+    r"""Quaternion convolution :math:`y_o = \sum_c w_{oc} \star x_c + b_o` over ``(batch, in_channels, length)``.
+
+    Arguments as in ``torch.nn.Conv1d``; channels are real channels, component-major. ``input_parts`` names the
+    components the input has ("r": gray, "ijk": RGB), which are all it multiplies. Parameters: ``weight
+    (4, out/4, in/4/groups, kernel)``, ``bias (4, out/4)``.
+    """
+
+    space = 1
+
+
+class QConv2d(_QConv):
+    r"""Quaternion convolution over ``(batch, in_channels, height, width)``; see :class:`QConv1d`."""
+
+    space = 2
+
+
+class QConv3d(_QConv):
+    r"""Quaternion convolution over ``(batch, in_channels, depth, height, width)``; see :class:`QConv1d`."""
+
+    space = 3
+
+
+class QConvTranspose1d(_QConvTranspose):
+    """Quaternion transposed convolution over ``(batch, in_channels, length)``; arguments as in torch's.
+
+    The parameters have the axes of :class:`QConv1d`, ``weight (4, out/4, in/4/groups, kernel)``.
+    """
+
+    space = 1
+
+
+class QConvTranspose2d(_QConvTranspose):
+    """Quaternion transposed convolution over images; see :class:`QConvTranspose1d`."""
+
+    space = 2
+
+
+class QConvTranspose3d(_QConvTranspose):
+    """Quaternion transposed convolution over volumes; see :class:`QConvTranspose1d`."""
+
+    space = 3

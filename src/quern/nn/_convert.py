@@ -1,0 +1,168 @@
+"""Ways in: weights of the 2019 library, and networks written in ``torch.nn``."""
+
+import copy
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from quern.nn._conv import (
+    QConv1d,
+    QConv2d,
+    QConv3d,
+    QConvTranspose1d,
+    QConvTranspose2d,
+    QConvTranspose3d,
+)
+from quern.nn._dropout import QDropout, QDropout2d
+from quern.nn._linear import QLinear
+from quern.nn._norm import QBatchNorm1d, QBatchNorm2d, QBatchNorm3d, QLayerNorm
+
+_ORKIS_PARTS = ("r_weight", "i_weight", "j_weight", "k_weight")
+
+
+def from_orkis(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """The ``state_dict`` of a network of the 2019 library (Orkis-Research/Pytorch-Quaternion-Neural-Networks), for
+    ``model.load_state_dict``.
+
+    ``model`` is the same network built from quern's layers under the same names; it tells linear from transposed
+    convolution. That library keeps four tensors r_weight to k_weight, its linear weights transposed, its transposed
+    convolutions with the conjugate of the weight; biases are ``(out,)``. All other entries are passed on as they are.
+    """
+    modules = dict(model.named_modules())
+    result: dict[str, Tensor] = {}
+    for key, value in state_dict.items():
+        prefix, _, name = key.rpartition(".")
+        dot = f"{prefix}." if prefix else ""
+        is_quaternion = f"{dot}r_weight" in state_dict
+        if name == "bias" and is_quaternion:
+            result[key] = value.view(4, -1)
+        elif name == "r_weight":
+            missing = [part for part in _ORKIS_PARTS if dot + part not in state_dict]
+            if missing:
+                raise ValueError(f"the layer {prefix!r} of the state_dict lacks {', '.join(missing)}.")
+            if prefix not in modules:
+                raise ValueError(f"the state_dict has a layer {prefix!r}, but the model has none of that name.")
+            weight = torch.stack([state_dict[dot + part] for part in _ORKIS_PARTS])
+            result[f"{dot}weight"] = _orkis_weight(weight, modules[prefix], prefix)
+        elif name not in _ORKIS_PARTS:
+            result[key] = value
+    return result
+
+
+def _orkis_weight(weight: Tensor, module: nn.Module, name: str) -> Tensor:
+    if isinstance(module, QLinear):
+        return weight.transpose(1, 2)
+    if isinstance(module, QConvTranspose1d | QConvTranspose2d | QConvTranspose3d):
+        if module.groups != 1:
+            raise ValueError(f"the layer {name!r} is a grouped transposed convolution, which that library got wrong.")
+        sign = torch.tensor([1, -1, -1, -1], dtype=weight.dtype, device=weight.device)
+        return weight.transpose(1, 2) * sign.view(4, *[1] * (weight.dim() - 1))
+    if isinstance(module, QConv1d | QConv2d | QConv3d):
+        return weight
+    raise ValueError(f"the layer {name!r} is a {type(module).__name__}, which has no counterpart in that library.")
+
+
+_CONV = {
+    nn.Conv1d: QConv1d,
+    nn.Conv2d: QConv2d,
+    nn.Conv3d: QConv3d,
+    nn.ConvTranspose1d: QConvTranspose1d,
+    nn.ConvTranspose2d: QConvTranspose2d,
+    nn.ConvTranspose3d: QConvTranspose3d,
+}
+_NORM = {nn.BatchNorm1d: QBatchNorm1d, nn.BatchNorm2d: QBatchNorm2d, nn.BatchNorm3d: QBatchNorm3d}
+
+# Layers that act on each real channel alone, and so on quaternions as they are.
+_SPLIT_WISE = (
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign),
+    *(nn.Sigmoid, nn.LogSigmoid, nn.Tanh, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Hardshrink, nn.Softshrink),
+    *(nn.Tanhshrink, nn.Threshold, nn.RReLU, nn.Identity, nn.Flatten, nn.AlphaDropout),
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.LPPool1d, nn.LPPool2d),
+    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
+    *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
+    *(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReplicationPad2d),
+    *(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d),
+)
+
+
+def quaternionize(module: nn.Module, keep: Collection[str] = ()) -> nn.Module:
+    """The quaternion network of the same real widths, freshly initialised: a quarter of the weights.
+
+    Linear, Conv, ConvTranspose, BatchNorm, LayerNorm and Dropout layers (the quaternions on axis 1) are replaced; layers that act on every channel
+    alone (activations, pooling, padding, Flatten) stay. A layer with 3 (or 1) input channels takes RGB (gray) images as
+    they are. Layers named in ``keep``, for example a final ``nn.Linear`` with 10 outputs, stay real. Layers that cannot be
+    converted are all named in one error; the given module is not changed.
+    """
+    unknown = [name for name in keep if name not in dict(module.named_modules())]
+    if unknown:
+        raise ValueError(f"keep names {', '.join(unknown)}, which the network does not have.")
+    result = copy.deepcopy(module)
+    problems: list[str] = []
+    done: dict[nn.Module, nn.Module] = {}  # a layer used twice stays one layer
+
+    def convert(old: nn.Module, name: str) -> nn.Module:
+        if name in keep or isinstance(old, _SPLIT_WISE):
+            return old
+        if old in done:
+            return done[old]
+        try:
+            new = _quaternion_layer(old)
+        except ValueError as error:
+            problems.append(f"{name or 'the module'} ({error})")
+            return old
+        if new is None:
+            if not list(old.children()) or list(old.parameters(recurse=False)):
+                problems.append(f"{name or 'the module'} (no quaternion form of {type(old).__name__} is known)")
+            # not named_children(), which leaves out the second name of a layer used twice
+            for child_name, child in [(n, m) for n, m in old._modules.items() if m is not None]:
+                setattr(old, child_name, convert(child, f"{name}.{child_name}" if name else child_name))
+            new = old
+        done[old] = new
+        return new.train(old.training)
+
+    result = convert(result, "")
+    if problems:
+        raise ValueError(f"cannot convert {'; '.join(problems)}. Name them in keep=... to leave them real.")
+    return result
+
+
+def _parts_for(channels: int) -> str:
+    return {1: "r", 3: "ijk"}.get(channels, "rijk")
+
+
+def _quaternion_layer(old: nn.Module) -> nn.Module | None:
+    """The quaternion layer for a ``torch.nn`` layer of exactly a known class, None for anything else."""
+    kind = type(old)
+    reference = next((p for p in old.parameters(recurse=False)), None)
+    factory = {} if reference is None else {"device": reference.device, "dtype": reference.dtype}
+    if isinstance(old, nn.Linear) and kind is nn.Linear:
+        parts = _parts_for(old.in_features)
+        return QLinear(old.in_features, old.out_features, old.bias is not None, input_parts=parts, **factory)
+    if kind in _CONV:
+        shared = {
+            "kernel_size": old.kernel_size,
+            "stride": old.stride,
+            "padding": old.padding,
+            "dilation": old.dilation,
+            "groups": old.groups,
+            "bias": old.bias is not None,
+            "padding_mode": old.padding_mode,
+            **factory,
+        }
+        if kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+            shared["input_parts"] = _parts_for(old.in_channels)
+        else:
+            shared["output_padding"] = old.output_padding
+        return _CONV[kind](old.in_channels, old.out_channels, **shared)
+    if kind in _NORM:
+        return _NORM[kind](old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats, **factory)
+    if isinstance(old, nn.LayerNorm) and kind is nn.LayerNorm:
+        return QLayerNorm(
+            old.normalized_shape, old.eps, old.elementwise_affine, getattr(old, "bias", None) is not None, **factory
+        )
+    if isinstance(old, nn.Dropout) and kind is nn.Dropout:
+        return QDropout(old.p)
+    if isinstance(old, nn.Dropout2d) and kind is nn.Dropout2d:
+        return QDropout2d(old.p)
+    return None

@@ -1,0 +1,62 @@
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from quern import functional as F
+
+Size = int | Sequence[int]
+
+
+class _QMaxPool(nn.Module):
+    """Abstract: ``space`` is the number of spatial axes."""
+
+    space: int
+
+    def __init__(
+        self,
+        kernel_size: Size,
+        stride: Size | None = None,
+        padding: Size = 0,
+        dilation: Size = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None:
+        super().__init__()
+        self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
+        self.padding, self.dilation = padding, dilation
+        self.return_indices, self.ceil_mode = return_indices, ceil_mode
+
+    def forward(self, input: Float[Tensor, "..."]) -> Tensor | tuple[Tensor, Tensor]:
+        if input.dim() != self.space + 2:
+            raise ValueError(
+                f"{type(self).__name__} takes (batch, 4*C, *space) with {self.space + 2} axes, "
+                f"but the input's shape is {tuple(input.shape)}."
+            )
+        return F.max_pool(
+            input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, "
+            f"dilation={self.dilation}, ceil_mode={self.ceil_mode}"
+        )
+
+
+class QMaxPool1d(_QMaxPool):
+    """Of each window the quaternion of largest modulus, whole. (``nn.MaxPool1d`` takes each component's maximum.)"""
+
+    space = 1
+
+
+class QMaxPool2d(_QMaxPool):
+    """Of each window the quaternion of largest modulus, whole; see :class:`QMaxPool1d`."""
+
+    space = 2
+
+
+class QMaxPool3d(_QMaxPool):
+    """Of each window the quaternion of largest modulus, whole; see :class:`QMaxPool1d`."""
+
+    space = 3

@@ -1,0 +1,29 @@
+"""While testing, every annotated shape is checked at run time, and every example is drawn from the same seeds."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+if os.environ.get("QUERN_TYPECHECK") != "0":
+    from jaxtyping import install_import_hook
+
+    install_import_hook("quern", "beartype.beartype")
+
+import torch  # noqa: E402
+
+settings.register_profile(
+    "quern",
+    deadline=None,
+    derandomize=True,
+    max_examples=60,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("quern")
+torch.set_num_threads(1)  # pytest runs two workers
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
