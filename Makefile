@@ -9,8 +9,8 @@ demo: $(READY)
 	$(BIN)/python examples/digits.py
 
 test: check
-	$(BIN)/python -m pytest -n 2 -m "not compiled" -q
-	QUERN_TYPECHECK=0 $(BIN)/python -m pytest -n 2 -m compiled -q
+	$(BIN)/python -m pytest -n 2 -q -m "not unchecked"
+	QUERN_TYPECHECK=0 $(BIN)/python -m pytest -n 2 -q -m unchecked
 
 check: $(READY)
 	$(BIN)/ruff check .

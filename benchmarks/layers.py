@@ -2,8 +2,8 @@
 
     python benchmarks/layers.py [--json FILE] [--repeats N]
 
-Every ratio is baseline over quern, measured interleaved in this one run; above 1 is faster. The two networks of a row have
-the same weights, the same layers in the same order, and compute the same scores (checked before timing).
+Every ratio is baseline over quern, measured interleaved in this one run; above 1 is faster. The two networks of a row
+have the same weights, the same layers in the same order, and compute the same scores (checked before timing).
 """
 
 import argparse
@@ -33,6 +33,7 @@ class BaselineConv2d(nn.Module):
     def __init__(self, layer: qnn.QConv2d) -> None:
         super().__init__()
         self.weight = nn.Parameter(layer.weight.detach().clone(memory_format=torch.contiguous_format))
+        assert layer.bias is not None
         self.bias = nn.Parameter(layer.bias.detach().flatten())
         self.stride, self.padding = layer.stride, layer.padding
 
@@ -44,6 +45,7 @@ class BaselineLinear(nn.Module):
     def __init__(self, layer: qnn.QLinear) -> None:
         super().__init__()
         self.weight = nn.Parameter(layer.weight.detach().clone())
+        assert layer.bias is not None
         self.bias = nn.Parameter(layer.bias.detach().flatten())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -111,7 +113,7 @@ def both_ways(layer: nn.Module, x: Tensor, first: bool) -> Callable[[], None]:
 
 def _peak_of_steps(name: str, which: str, batch: int) -> float:
     torch.set_num_threads(2)
-    ours, x, theirs, encoded = pair(name, 2)
+    ours, x, theirs, _ = pair(name, 2)
     build_input = torch.randn(batch, *x.shape[1:])
     network, data = (ours, build_input) if which == "quern" else (theirs, NETWORKS[name][2](build_input))
     before = _peak_resident()
@@ -161,7 +163,8 @@ def measure(repeats: int, with_compile: bool) -> list[dict[str, Any]]:
             if isinstance(mine, qnn.QConv2d):
                 number += 1
                 label = f"{name} conv {number} ({mine.in_channels} -> {mine.out_channels} at {x.shape[-1]})"
-                mine.train(), other.train()
+                mine.train()
+                other.train()
                 race(f"{label} forward", 0.95, forward_of(other, encoded), forward_of(mine, x))
                 race(
                     f"{label} both ways", 0.95, both_ways(other, encoded, number == 1), both_ways(mine, x, number == 1)
@@ -174,7 +177,7 @@ def measure(repeats: int, with_compile: bool) -> list[dict[str, Any]]:
         "512 -> 512, 3x3 at 8, batch 100, both ways",
         1.6,
         both_ways(BaselineConv2d(wide), x, False),
-        both_ways(wide.to(memory_format=torch.channels_last), x, False),
+        both_ways(wide.to(memory_format=torch.channels_last), x, False),  # pyright: ignore
     )
     for name, target in (("CIFAR-10", 1.5), ("MNIST", None)):
         ours, x, theirs, encoded = pair(name, 1)

@@ -1,4 +1,4 @@
-"""Side-by-side timing: every candidate in turn, again and again, so that a slow moment of the machine hits all alike."""
+"""Side-by-side timing: every candidate in turn, again and again, so that a slow moment of the machine hits all."""
 
 import statistics
 import time

@@ -10,7 +10,7 @@ if os.environ.get("QUERN_TYPECHECK") != "0":
 
     install_import_hook("quern", "beartype.beartype")
 
-import torch  # noqa: E402
+import torch
 
 settings.register_profile(
     "quern",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 UNITS = "rijk"
 
-# UNIT_SIGN[p][q] is the sign of the product of units e_p e_q; the unit itself is e_{p xor q}, because with the numbering
+# UNIT_SIGN[p][q] is the sign of the product of units e_p e_q; the unit itself is e_{p xor q}, because numbered as
 # r=0, i=1, j=2, k=3 the units form the group Z2 x Z2 up to sign. The rows say: i^2 = j^2 = k^2 = ijk = -1.
 UNIT_SIGN: tuple[tuple[int, int, int, int], ...] = (
     (+1, +1, +1, +1),  # r:  r,  i,  j,  k
@@ -96,7 +96,7 @@ def log(q: Float[Tensor, "..."], dim: int = 0) -> Float[Tensor, "..."]:
 
 
 def rotate(v: Float[Tensor, "..."], q: Float[Tensor, "..."], dim: int = 0) -> Float[Tensor, "..."]:
-    r"""The vector ``v`` (size 3 along ``dim``) turned by ``q``: :math:`q \otimes v \otimes q^{-1}`, for any ``q`` but 0."""
+    r"""The vector ``v`` (size 3 along ``dim``) turned by ``q``, any but 0: :math:`q \otimes v \otimes q^{-1}`."""
     if v.shape[dim] != 3:
         raise ValueError(f"v needs size 3 along dim {dim} (i, j, k), but its shape is {tuple(v.shape)}.")
     unit = normalize(q, dim)

@@ -6,6 +6,7 @@ normalisation and pooling that axis is 1, for linear maps the last; operations t
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -163,8 +164,9 @@ def conv(
     input_parts: str = UNITS,
     cache: WeightCache | None = None,
 ) -> Float[Tensor, "..."]:
-    r"""The quaternion convolution (cross-correlation, as in torch) :math:`y_o = \sum_c w_{oc} \star x_c + b_o` in 1, 2 or
-    3 dimensions, told from the weight ``(4, out, in/groups, *kernel)``.
+    r"""The quaternion convolution (cross-correlation, as in torch) :math:`y_o = \sum_c w_{oc} \star x_c + b_o`.
+
+    It has 1, 2 or 3 dimensions, told from the weight ``(4, out, in/groups, *kernel)``.
 
     ``x`` is ``(batch, len(input_parts) * in, *space)``, with or without the batch. ``groups`` divides the quaternion
     channels, so each group has all four components of its channels.
@@ -317,8 +319,10 @@ def layer_norm(
     bias: Float[Tensor, "4 ..."] | None = None,
     eps: float = 1e-5,
 ) -> Float[Tensor, "..."]:
-    r"""Layer normalisation :math:`\gamma (h - \mu) / \sqrt{\sigma^2 + \varepsilon} + \beta` over the last axes, the last
-    of which carries the quaternions: :math:`\mu` is the mean quaternion, :math:`\sigma^2 = E\,|h - \mu|^2`."""
+    r"""Layer normalisation :math:`\gamma (h - \mu) / \sqrt{\sigma^2 + \varepsilon} + \beta` over the last axes.
+
+    The very last carries the quaternions: :math:`\mu` is the mean quaternion, :math:`\sigma^2 = E\,|h - \mu|^2`.
+    """
     shape = tuple(normalized_shape)
     if tuple(x.shape[x.dim() - len(shape) :]) != shape:
         raise ValueError(f"the last axes of the input must be {shape}, but its shape is {tuple(x.shape)}.")
@@ -353,7 +357,7 @@ def max_pool(
     if space not in SPACE:
         raise ValueError(f"max_pool takes (batch, 4*C, *space) in 1 to 3 dimensions, but got {tuple(x.shape)}.")
     h = _split(x, 1)
-    pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[space - 1]
+    pool: Any = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[space - 1]
     with torch.no_grad():
         size = h.square().sum(1)
         _, indices = pool(size, kernel_size, stride, padding, dilation, ceil_mode=ceil_mode, return_indices=True)

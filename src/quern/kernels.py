@@ -6,7 +6,7 @@ product. *Hadamard form*: 8 real products. With :math:`H` the 4x4 Walsh-Hadamard
 .. math:: f_m c_m = \tfrac14 [H (Ha \circ Hb)]_m - 2\, a_{p(m)} b_{q(m)}, \qquad f = (-1, 1, 1, 1),
 
 which is two real operations with four groups each and a few additions (docs/math.md derives it). Both are equal up to
-rounding. A weight is ``(4, out, in/groups, *kernel)``; activations are ``(batch, 4*channels, *space)``, component-major.
+rounding. A weight is ``(4, out, in/groups, *kernel)``, an activation ``(batch, 4*channels, *space)``, component-major.
 """
 
 import ctypes
@@ -66,9 +66,7 @@ class Geometry:
         space = len(self.stride)
         if self.transposed:
             function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[space - 1]
-            return function(
-                x, weight, bias, self.stride, self.padding, self.output_padding, groups, self.dilation
-            )
+            return function(x, weight, bias, self.stride, self.padding, self.output_padding, groups, self.dilation)
         function = (F.conv1d, F.conv2d, F.conv3d)[space - 1]
         return function(x, weight, bias, self.stride, self.padding, self.dilation, groups)
 
@@ -96,19 +94,20 @@ def choose_conv_form(device: torch.device, channels_in: int, channels_out: int, 
 
     ``positions`` is batch times output positions. Measured by ``benchmarks/forms.py`` on CPU: a real group must be wide
     enough to fill the vector units, and there must be enough work to pay for the additions. Elsewhere grouped real
-    convolutions are slow, and the block form is right.
+    convolutions are slow, and the block form is right. An exported program must not depend on the batch it was traced
+    with, and gets the block form too.
     """
     narrow = min(channels_in, channels_out) // groups
-    if device.type == "cpu" and narrow >= 16 and positions * narrow >= 16384:
-        return "hadamard"
-    return "block"
+    if torch.compiler.is_exporting() or device.type != "cpu":
+        return "block"
+    return "hadamard" if narrow >= 16 and positions * narrow >= 16384 else "block"
 
 
 def choose_linear_form(device: torch.device, features_in: int, features_out: int, rows: int) -> Form:
     """The faster form for a linear map of ``rows`` vectors; measured as in :func:`choose_conv_form`."""
-    if device.type == "cpu" and min(features_in, features_out) >= 128 and rows >= 256:
-        return "hadamard"
-    return "block"
+    if torch.compiler.is_exporting() or device.type != "cpu":
+        return "block"
+    return "hadamard" if min(features_in, features_out) >= 128 and rows >= 256 else "block"
 
 
 # -------------------------------------------------------------------------------------------------- weights, cached
@@ -420,10 +419,8 @@ def hadamard_linear(x: Float[Tensor, "... n"], weights: tuple[Tensor, Tensor], b
     rows = x.reshape(math.prod(x.shape[:-1]), 4, x.shape[-1] // 4).transpose(0, 1)
     total = walsh(torch.bmm(walsh(rows, 0), first), 0)
     flat = hadamard_bias(bias)
-    if flat is None:
-        correction = torch.bmm(rows, second)
-    else:
-        correction = torch.baddbmm(flat.view(4, 1, -1), rows, second)
+    start = rows.new_zeros(()) if flat is None else flat.view(4, 1, -1)
+    correction = torch.baddbmm(start, rows, second)
     parts = [correction[TARGET.index(m)] + FLIP[m] * total[m] for m in range(4)]
     return torch.cat(parts, -1).view(*x.shape[:-1], 4 * first.shape[-1])
 

@@ -59,7 +59,7 @@ def _real_stages(
 
 
 def _finish(*layers: nn.Module) -> nn.Sequential:
-    return nn.Sequential(*layers).to(memory_format=torch.channels_last)
+    return nn.Sequential(*layers).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
 def _quaternion_head(features: int, classes: int) -> list[nn.Module]:
@@ -70,7 +70,7 @@ def mnist_qcnn(
     norm: Norm = "none", dropout: float = 0.25, widths: Sequence[int] = (16, 32), classes: int = 10
 ) -> nn.Sequential:
     """The paper's MNIST network: images ``(batch, 1, 28, 28)`` to ``classes`` moduli; 11,688 parameters."""
-    stages = _quaternion_stages("r", widths, 5, (True, True), (0, 0), norm)
+    stages = _quaternion_stages("r", widths, 5, (True, True), (0.0, 0.0), norm)
     return _finish(*stages, qnn.QDropout(dropout), *_quaternion_head(25 * widths[-1], classes))
 
 
@@ -78,7 +78,7 @@ def mnist_cnn(
     norm: Norm = "none", dropout: float = 0.25, widths: Sequence[int] = (11, 22), classes: int = 10
 ) -> nn.Sequential:
     """The real-valued twin of :func:`mnist_qcnn`; 11,868 parameters."""
-    stages = _real_stages(1, widths, 5, (True, True), (0, 0), norm)
+    stages = _real_stages(1, widths, 5, (True, True), (0.0, 0.0), norm)
     return _finish(*stages, nn.Dropout(dropout), nn.Flatten(), nn.Linear(25 * widths[-1], classes))
 
 
@@ -108,14 +108,14 @@ _CIFAR_POOLS = (True, True, False, True, False)
 
 
 def _cifar_drops(dropout: float) -> tuple[float, ...]:
-    return (0, dropout, 0, dropout, 0)
+    return (0.0, dropout, 0.0, dropout, 0.0)
 
 
 def digits_qcnn(
     norm: Norm = "none", dropout: float = 0.1, widths: Sequence[int] = (16, 32), classes: int = 10
 ) -> nn.Sequential:
     """A small network for scikit-learn's digits: images ``(batch, 1, 8, 8)`` to ``classes`` moduli."""
-    stages = _quaternion_stages("r", widths, 3, (False, True), (0, 0), norm)
+    stages = _quaternion_stages("r", widths, 3, (False, True), (0.0, 0.0), norm)
     return _finish(*stages, qnn.QDropout(dropout), *_quaternion_head(16 * widths[-1], classes))
 
 
@@ -123,7 +123,7 @@ def digits_cnn(
     norm: Norm = "none", dropout: float = 0.1, widths: Sequence[int] = (12, 24), classes: int = 10
 ) -> nn.Sequential:
     """The real-valued twin of :func:`digits_qcnn`."""
-    stages = _real_stages(1, widths, 3, (False, True), (0, 0), norm)
+    stages = _real_stages(1, widths, 3, (False, True), (0.0, 0.0), norm)
     return _finish(*stages, nn.Dropout(dropout), nn.Flatten(), nn.Linear(16 * widths[-1], classes))
 
 

@@ -1,6 +1,6 @@
 """The laws that quern's own layers are tested by, for your layers too.
 
-``assert_matches_real`` compares a layer with any slow, obviously right version of it; ``assert_module_laws`` checks what
+``assert_matches_real`` compares a layer with a slow, obviously right version of it; ``assert_module_laws`` checks what
 every layer owes its user besides the right values; ``assert_same_function`` compares two networks.
 """
 
@@ -82,8 +82,8 @@ def assert_matches_real(layer: nn.Module, real: Callable[..., Any], *inputs: Ten
 def assert_module_laws(make: Callable[..., nn.Module], *inputs: Tensor) -> None:
     """What every layer owes its user. ``make(device=..., dtype=...)`` builds it; ``inputs`` are float64.
 
-    State round trip, deepcopy, dtype changes, the meta device, a printable form, no dependence of eval on the batch that
-    came before, and gradients that are finite, all-zero inputs included.
+    State round trip, deepcopy, dtype changes, the meta device, a printable form, no dependence of eval on the batch
+    before, and gradients that are finite, all-zero inputs included.
     """
     layer = make(device="cpu", dtype=torch.float64).eval()
     wanted = layer(*inputs)

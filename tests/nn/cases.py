@@ -183,9 +183,13 @@ def real_recurrent(layer: Any, x: Tensor, *states: Tensor) -> Any:
                     getattr(cell, f"weight_{kind}").copy_(torch.from_numpy(np.concatenate([*map(oracle.block, gates)])))
                     if layer.bias:
                         b = np.split(array(getattr(layer, f"bias_{kind}_{suffix}")), layer.gates, 1)
-                        getattr(cell, f"bias_{kind}").copy_(torch.from_numpy(np.concatenate([g.reshape(-1) for g in b])))
+                        getattr(cell, f"bias_{kind}").copy_(
+                            torch.from_numpy(np.concatenate([g.reshape(-1) for g in b]))
+                        )
                 index = n * directions + d
-                state: Any = [s[index] for s in states] or [x.new_zeros(steps.shape[1], h)] * (2 if layer.gates == 4 else 1)
+                state: Any = [s[index] for s in states] or [x.new_zeros(steps.shape[1], h)] * (
+                    2 if layer.gates == 4 else 1
+                )
                 state = tuple(state) if layer.gates == 4 else state[0]
                 seen = [None] * len(steps)
                 for t in reversed(range(len(steps))) if d else range(len(steps)):
@@ -290,7 +294,16 @@ CASES = [
     case("rnn", qnn.QRNN, (8, 12), (4, 3, 8), real_recurrent),
     case("rnn_relu", qnn.QRNN, (8, 12), (4, 3, 8), real_recurrent, nonlinearity="relu", bias=False),
     case("lstm", qnn.QLSTM, (8, 4), (4, 3, 8), real_recurrent, num_layers=2),
-    case("lstm_two_ways", qnn.QLSTM, (8, 8), (3, 5, 8), real_recurrent, num_layers=2, bidirectional=True, batch_first=True),
+    case(
+        "lstm_two_ways",
+        qnn.QLSTM,
+        (8, 8),
+        (3, 5, 8),
+        real_recurrent,
+        num_layers=2,
+        bidirectional=True,
+        batch_first=True,
+    ),
     case("gru", qnn.QGRU, (4, 8), [(4, 3, 4), (4, 3, 8)], real_recurrent, num_layers=2, bidirectional=True),
     case("attention", qnn.QMultiheadAttention, (16, 2), [(2, 3, 16)] * 3, real_attention, batch_first=True),
     case(

@@ -41,7 +41,7 @@ def test_memory_layout_does_not_change_values(case: Case, form: Form) -> None:
 
 
 @every_case
-@pytest.mark.compiled
+@pytest.mark.unchecked
 def test_compiles_without_breaks(case: Case) -> None:
     layer, inputs = case.build(), case.draw()
     torch._dynamo.reset()
@@ -52,7 +52,7 @@ def test_compiles_without_breaks(case: Case) -> None:
 
 
 @every_case
-@pytest.mark.compiled
+@pytest.mark.unchecked
 def test_exports(case: Case) -> None:
     layer, inputs = case.build().eval(), case.draw()
     program = torch.export.export(layer, tuple(inputs))

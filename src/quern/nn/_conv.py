@@ -166,7 +166,7 @@ class _QConvolution(nn.Module):
 
 
 class _QConv(_QConvolution):
-    """A convolution. ``in_channels`` and ``out_channels`` count real channels, ``groups`` divides quaternion channels."""
+    """A convolution. ``in_channels`` and ``out_channels`` count real channels; ``groups`` divides quaternion ones."""
 
     transposed = False
 

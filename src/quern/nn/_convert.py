@@ -89,10 +89,10 @@ _SPLIT_WISE = (
 def quaternionize(module: nn.Module, keep: Collection[str] = ()) -> nn.Module:
     """The quaternion network of the same real widths, freshly initialised: a quarter of the weights.
 
-    Linear, Conv, ConvTranspose, BatchNorm, LayerNorm and Dropout layers (the quaternions on axis 1) are replaced; layers that act on every channel
-    alone (activations, pooling, padding, Flatten) stay. A layer with 3 (or 1) input channels takes RGB (gray) images as
-    they are. Layers named in ``keep``, for example a final ``nn.Linear`` with 10 outputs, stay real. Layers that cannot be
-    converted are all named in one error; the given module is not changed.
+    Linear, Conv, ConvTranspose, BatchNorm, LayerNorm and Dropout layers (these with the quaternions on axis 1) are
+    replaced; layers that act on every channel alone (activations, pooling, padding, Flatten) stay. A layer with 3 or 1
+    input channels takes RGB (gray) images as they are. Layers named in ``keep``, for example a final ``nn.Linear`` with
+    10 outputs, stay real. Layers that cannot be converted are all named in one error; the given module is not changed.
     """
     unknown = [name for name in keep if name not in dict(module.named_modules())]
     if unknown:
@@ -133,7 +133,7 @@ def _parts_for(channels: int) -> str:
 
 def _quaternion_layer(old: nn.Module) -> nn.Module | None:
     """The quaternion layer for a ``torch.nn`` layer of exactly a known class, None for anything else."""
-    kind = type(old)
+    kind: type = type(old)
     reference = next((p for p in old.parameters(recurse=False)), None)
     factory = {} if reference is None else {"device": reference.device, "dtype": reference.dtype}
     if isinstance(old, nn.Linear) and kind is nn.Linear:
@@ -151,7 +151,7 @@ def _quaternion_layer(old: nn.Module) -> nn.Module | None:
             **factory,
         }
         if kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
-            shared["input_parts"] = _parts_for(old.in_channels)
+            shared["input_parts"] = _parts_for(int(old.in_channels))  # pyright: ignore
         else:
             shared["output_padding"] = old.output_padding
         return _CONV[kind](old.in_channels, old.out_channels, **shared)

@@ -9,8 +9,8 @@ from quern import functional as F
 class QEmbedding(nn.Module):
     """A table of quaternion vectors: indices ``(...)`` to ``(..., embedding_dim)``, component-major.
 
-    ``embedding_dim`` counts real numbers; the table is ``weight (4, num_embeddings, embedding_dim/4)``. ``padding_idx``,
-    ``max_norm``, ``norm_type`` and ``scale_grad_by_freq`` are those of torch. Sparse gradients are not offered.
+    ``embedding_dim`` counts real numbers; the table is ``weight (4, num_embeddings, embedding_dim/4)``. The other
+    arguments are those of torch; sparse gradients are not offered.
     """
 
     def __init__(

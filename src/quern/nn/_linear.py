@@ -12,8 +12,8 @@ class QLinear(nn.Module):
     r"""Quaternion linear layer :math:`y = W \otimes x + b` on the last axis, any leading axes.
 
     ``in_features`` and ``out_features`` count real numbers. The parameters are ``weight (4, out/4, in/4)`` and
-    ``bias (4, out/4)``. With ``input_parts="r"`` or ``"ijk"`` the input has only those components (``in_features`` counts
-    them) and the zeros of the others are never multiplied.
+    ``bias (4, out/4)``. With ``input_parts="r"`` or ``"ijk"`` the input has only those components (``in_features``
+    counts them) and the zeros of the others are never multiplied.
     """
 
     bias: nn.Parameter | None

@@ -16,7 +16,7 @@ def _check(norm: nn.Module, input: Tensor, channels: int, space: tuple[int, ...]
         )
 
 
-def _share_of_batch(norm: nn.Module) -> float:
+def _share_of_batch(norm: "_QBatchNorm | QWhiteningBatchNorm2d") -> float:
     """Count the batch in, and say how much of it enters the running statistics."""
     if not (norm.training and norm.track_running_stats):
         return 0.0
@@ -95,8 +95,8 @@ class QBatchNorm1d(_QBatchNorm):
     ``(batch, num_features)`` or ``(batch, num_features, length)``.
 
     Per neuron a quaternion mean and **one** real variance :math:`\sigma^2 = E|h-\mu|^2` over batch and space. The real
-    :math:`\gamma` is ``weight (n,)``, the quaternion :math:`\beta` is ``bias (4, n)``, with n = num_features/4: a neuron
-    is scaled, and with :math:`\gamma = 0` made constant, as one thing. ``fixed_scale`` leaves :math:`\gamma` out. The
+    :math:`\gamma` is ``weight (n,)``, the quaternion :math:`\beta` is ``bias (4, n)``, n = num_features/4. A neuron is
+    scaled, and with :math:`\gamma = 0` made constant, as one thing. ``fixed_scale`` leaves :math:`\gamma` out. The
     other arguments are those of torch.
     """
 

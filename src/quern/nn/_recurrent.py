@@ -207,8 +207,8 @@ class QLSTM(_QRecurrent):
     r"""Quaternion LSTM: every gate is :math:`\sigma(W \otimes x_t + b + U \otimes h_{t-1} + b')` with component-wise
     :math:`\sigma` or tanh, and products of gates are component-wise.
 
-    Shapes and arguments as in ``torch.nn.LSTM``; sizes are real. Parameters ``weight_ih_l0 (4, 4*hidden/4, input/4)`` and
-    so on, gates in torch's order (input, forget, cell, output) along axis 1.
+    Shapes and arguments as in ``torch.nn.LSTM``; sizes are real. Parameters ``weight_ih_l0 (4, 4*hidden/4, input/4)``
+    and so on, gates in torch's order (input, forget, cell, output) along axis 1.
     """
 
     gates = 4
@@ -224,8 +224,8 @@ class QLSTM(_QRecurrent):
 class QGRU(_QRecurrent):
     """Quaternion GRU with component-wise gates, in torch's form (the reset gate acts after the recurrent product).
 
-    Shapes and arguments as in ``torch.nn.GRU``; sizes are real. Parameters ``weight_ih_l0 (4, 3*hidden/4, input/4)`` and so
-    on, gates in torch's order (reset, update, new) along axis 1.
+    Shapes and arguments as in ``torch.nn.GRU``; sizes are real. Parameters ``weight_ih_l0 (4, 3*hidden/4, input/4)``
+    and so on, gates in torch's order (reset, update, new) along axis 1.
     """
 
     gates = 3

@@ -41,7 +41,7 @@ def _polar_(weight: Tensor, std: float, generator: Generator | None) -> Tensor:
     return weight.copy_(length * _phase(weight, generator))
 
 
-def he_(weight: Float[Tensor, "4 ..."], parts: int = 4, generator: Generator | None = None) -> Float[Tensor, "4 ..."]:
+def he_(weight: Float[Tensor, "..."], parts: int = 4, generator: Generator | None = None) -> Float[Tensor, "..."]:
     r"""Quaternion polar form with :math:`s^2 = 2/\mathrm{fan\_in}`: keeps the variance through a ReLU layer.
 
     The modulus is drawn from the chi distribution with 4 degrees of freedom, the angle and the imaginary direction
@@ -50,25 +50,24 @@ def he_(weight: Float[Tensor, "4 ..."], parts: int = 4, generator: Generator | N
     return _polar_(weight, math.sqrt(2 / max(1, _fans(weight, parts)[0])), generator)
 
 
-def glorot_(
-    weight: Float[Tensor, "4 ..."], parts: int = 4, generator: Generator | None = None
-) -> Float[Tensor, "4 ..."]:
+def glorot_(weight: Float[Tensor, "..."], parts: int = 4, generator: Generator | None = None) -> Float[Tensor, "..."]:
     r"""As :func:`he_` with :math:`s^2 = 2/(\mathrm{fan\_in} + \mathrm{fan\_out})`: for layers without a ReLU."""
     return _polar_(weight, math.sqrt(2 / max(1, sum(_fans(weight, parts)))), generator)
 
 
 @torch.no_grad()
 def unitary_(
-    weight: Float[Tensor, "4 ..."], gain: float = 1.0, generator: Generator | None = None
-) -> Float[Tensor, "4 ..."]:
+    weight: Float[Tensor, "..."], gain: float = 1.0, generator: Generator | None = None
+) -> Float[Tensor, "..."]:
     """Every weight is ``gain`` times a unit quaternion, uniform in the angle and in the imaginary direction."""
+    _fans(weight, 4)
     return weight.copy_(gain * _phase(weight, generator))
 
 
 @torch.no_grad()
 def orthogonal_(
-    weight: Float[Tensor, "4 ..."], gain: float = 1.0, generator: Generator | None = None
-) -> Float[Tensor, "4 ..."]:
+    weight: Float[Tensor, "..."], gain: float = 1.0, generator: Generator | None = None
+) -> Float[Tensor, "..."]:
     r"""The real block matrix ``(4*out, 4*in*kernel)`` has orthonormal rows or columns, times ``gain``.
 
     It is the orthogonal factor of the polar decomposition of a random block matrix. That factor is unique, so it is a

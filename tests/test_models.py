@@ -1,0 +1,147 @@
+"""The networks: sizes as in the paper, twins of equal size, layouts, and that they can learn."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quern import functional as F
+from quern import models
+from quern import nn as qnn
+from quern.testing import assert_same_function
+
+BUILDERS = {
+    models.mnist_qcnn: (1, 28, 28),
+    models.mnist_cnn: (1, 28, 28),
+    models.cifar_qcnn: (3, 32, 32),
+    models.cifar_cnn: (3, 32, 32),
+    models.digits_qcnn: (1, 8, 8),
+    models.digits_cnn: (1, 8, 8),
+    models.qresnet20: (3, 32, 32),
+    models.resnet20: (3, 32, 32),
+}
+every_builder = pytest.mark.parametrize(("build", "shape"), BUILDERS.items(), ids=lambda b: getattr(b, "__name__", ""))
+
+
+def count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def test_parameter_counts_of_the_paper() -> None:
+    assert count(models.mnist_qcnn()) == 11_688
+    assert count(models.cifar_qcnn()) == 474_920
+
+
+@pytest.mark.parametrize(
+    ("ours", "twin"),
+    [
+        (models.mnist_qcnn, models.mnist_cnn),
+        (models.cifar_qcnn, models.cifar_cnn),
+        (models.digits_qcnn, models.digits_cnn),
+        (models.qresnet20, models.resnet20),
+    ],
+)
+def test_twins_have_as_many_parameters(ours, twin) -> None:
+    assert abs(count(twin()) / count(ours()) - 1) < 0.02
+
+
+@every_builder
+def test_scores_and_gradients(build, shape: tuple[int, ...]) -> None:
+    network = build()
+    x = torch.randn(3, *shape)
+    scores = network(x)
+    assert scores.shape == (3, 10)
+    if "q" in build.__name__:
+        assert (scores >= 0).all()
+    scores.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
+    assert network.eval()(x[:1]).shape == (1, 10)
+
+
+@every_builder
+def test_layout_makes_no_difference_and_the_network_runs_in_channels_last(build, shape: tuple[int, ...]) -> None:
+    network = build().eval()
+    x = torch.randn(2, *shape)
+    assert network[0](x).is_contiguous(memory_format=torch.channels_last)
+    wanted = network(x)
+    torch.testing.assert_close(network.to(memory_format=torch.contiguous_format)(x), wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("build", [models.mnist_qcnn, models.cifar_qcnn, models.digits_qcnn, models.mnist_cnn])
+@pytest.mark.parametrize("norm", ["none", "after_conv", "after_activation"])
+def test_norm_goes_where_it_is_told(build, norm) -> None:
+    kinds = [type(layer) for layer in build(norm=norm)]
+    norms = [n for n, kind in enumerate(kinds) if kind in (qnn.QBatchNorm2d, nn.BatchNorm2d)]
+    convs = [n for n, kind in enumerate(kinds) if kind in (qnn.QConv2d, nn.Conv2d)]
+    if norm == "none":
+        assert not norms
+    elif norm == "after_conv":
+        assert norms == [n + 1 for n in convs]
+    else:
+        assert norms == [n + 2 for n in convs]
+        assert all(kinds[n + 1] is nn.ReLU for n in convs)
+
+
+def test_the_networks_are_the_papers_in_the_papers_order() -> None:
+    """Pooling before ReLU is a rearrangement that changes nothing: against ReLU before pooling, written out."""
+    network = models.cifar_qcnn().double().eval()
+    convs = [m for m in network if isinstance(m, qnn.QConv2d)]
+    linear = next(m for m in network if isinstance(m, qnn.QLinear))
+
+    def written_out(x: Tensor) -> Tensor:
+        for n, conv in enumerate(convs):
+            x = torch.relu(conv(x))
+            if n in (0, 1, 3):
+                x = torch.max_pool2d(x, 2)
+        return F.modulus(linear(x.flatten(1)))
+
+    assert_same_function(network, written_out, torch.randn(2, 3, 32, 32, dtype=torch.float64))
+
+
+@pytest.mark.unchecked
+def test_unknown_norm() -> None:
+    with pytest.raises(ValueError, match="must be one of none, after_conv, after_activation"):
+        models.mnist_qcnn(norm="batch")  # pyright: ignore
+
+
+def test_custom_sizes() -> None:
+    assert models.mnist_qcnn(widths=(8, 16), classes=3)(torch.randn(2, 1, 28, 28)).shape == (2, 3)
+    assert models.qresnet20(widths=(8, 8, 16))(torch.randn(2, 3, 16, 20)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("norm", ["none", "after_conv"])
+def test_a_network_learns(norm) -> None:
+    """Two classes of images that differ in where they are bright."""
+    torch.manual_seed(0)
+    labels = torch.arange(64) % 2
+    x = 0.3 * torch.randn(64, 1, 8, 8)
+    x[labels == 1, :, :4] += 1
+    network = models.digits_qcnn(norm=norm, classes=2)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(network(x), labels)
+        loss.backward()
+        optimizer.step()
+    accuracy = (network.eval()(x).argmax(1) == labels).float().mean()
+    assert accuracy > 0.95
+
+
+@pytest.mark.unchecked
+@every_builder
+def test_networks_export(build, shape: tuple[int, ...]) -> None:
+    network, x = build().eval(), torch.randn(3, *shape)
+    batch = torch.export.Dim("batch", min=1, max=1024)
+    program = torch.export.export(network, (x,), dynamic_shapes=({0: batch},))
+    for n in (1, 3, 7):
+        y = torch.randn(n, *shape)
+        torch.testing.assert_close(program.module()(y), network(y), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.unchecked
+def test_training_step_compiles_in_one_graph() -> None:
+    plain, x = models.cifar_qcnn(dropout=0.0), torch.randn(8, 3, 32, 32)
+    compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
+    wanted = torch.autograd.grad(plain(x).square().sum(), list(plain.parameters()))
+    found = torch.autograd.grad(compiled(x).square().sum(), list(plain.parameters()))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2 * float(b.abs().max()))

@@ -1,0 +1,95 @@
+"""The package itself: light to import, one version, checkers that can fail."""
+
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import quern
+from quern import nn as qnn
+from quern.testing import assert_matches_real, assert_module_laws, assert_same_function
+
+
+def test_import_does_not_wait_for_torch() -> None:
+    code = "import quern, sys; assert 'torch' not in sys.modules; quern.nn; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_version_and_names() -> None:
+    assert metadata.version("quern") == quern.__version__
+    assert set(quern.__all__) <= set(dir(quern))
+    with pytest.raises(AttributeError, match="no attribute 'pickle'"):
+        quern.pickle  # noqa: B018
+
+
+class Wrong(nn.Module):
+    """A layer with one fault, to see the checkers find it."""
+
+    def __init__(self, fault: str, device=None, dtype=None) -> None:
+        super().__init__()
+        self.fault = fault
+        self.weight = nn.Parameter(torch.ones(3, device=device if fault != "meta" else None, dtype=dtype))
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fault == "value":
+            return self.weight * x * 1.001
+        if self.fault == "gradient":
+            return (self.weight.detach() * x) + 0 * self.weight
+        if self.fault == "memory":
+            before, self.last = self.last, x.detach()
+            return self.weight * x if before is None else self.weight * (x + before)
+        if self.fault == "dtype":
+            return (self.weight * x).double()
+        if self.fault == "nan":
+            return (self.weight * x).square().sqrt()
+        return self.weight * x
+
+
+def right(layer: Wrong, x: Tensor) -> Tensor:
+    return layer.weight * x
+
+
+def test_checkers_pass_a_right_layer() -> None:
+    x = torch.randn(2, 3, dtype=torch.float64)
+    layer = Wrong("none").double()
+    assert_matches_real(layer, right, x)
+    assert_same_function(layer, lambda x: layer.weight * x, x)
+    assert_module_laws(lambda **factory: Wrong("none", **factory), x)
+
+
+@pytest.mark.parametrize("fault", ["value", "gradient"])
+def test_checkers_find_wrong_mathematics(fault: str) -> None:
+    with pytest.raises(AssertionError):
+        assert_matches_real(Wrong(fault).double(), right, torch.randn(2, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("fault", ["memory", "dtype", "nan", "meta"])
+def test_checkers_find_wrong_behaviour(fault: str) -> None:
+    with pytest.raises(AssertionError):
+        assert_module_laws(lambda **factory: Wrong(fault, **factory), torch.randn(2, 3, dtype=torch.float64))
+
+
+def test_same_function_compares_shapes_and_refuses_nothing_to_compare() -> None:
+    with pytest.raises(AssertionError, match="shapes"):
+        assert_same_function(lambda x: x, lambda x: x[:1], torch.ones(2))
+    with pytest.raises(AssertionError, match="nothing to compare"):
+        assert_same_function(lambda x: None, lambda x: None, torch.ones(2))
+
+
+def test_flipping_one_sign_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The laws compare with complex matrices, so they see a sign table that is wrong but consistent with itself."""
+    from quern import algebra, kernels
+    from tests.nn.cases import CASES
+
+    linear = next(case for case in CASES if case.name == "linear")
+    assert_matches_real(linear.build(), linear.real, *linear.draw())
+    signs = [list(row) for row in algebra.UNIT_SIGN]
+    signs[3][2] = -signs[3][2]
+    monkeypatch.setattr(kernels, "UNIT_SIGN", signs)
+    with pytest.raises(AssertionError, match="outputs"):
+        assert_matches_real(linear.build(), linear.real, *linear.draw())
+    assert isinstance(linear.build(), qnn.QLinear)
