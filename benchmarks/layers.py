@@ -8,8 +8,11 @@ have the same weights, the same layers in the same order, and compute the same s
 
 import argparse
 import copy
+import itertools
 import json
 import multiprocessing
+import statistics
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -111,13 +114,12 @@ def both_ways(layer: nn.Module, x: Tensor, first: bool) -> Callable[[], None]:
     return call
 
 
-def _peak_of_steps(name: str, which: str, batch: int) -> float:
+def _resident_growth(name: str, which: str, batch: int) -> float:
     torch.set_num_threads(2)
-    ours, x, theirs, _ = pair(name, 2)
-    build_input = torch.randn(batch, *x.shape[1:])
-    network, data = (ours, build_input) if which == "quern" else (theirs, NETWORKS[name][2](build_input))
+    network, x = choose(pair(name, 2), which)
+    x = x[:1].repeat(batch, 1, 1, 1)
     before = _peak_resident()
-    step = training_step(network, network.parameters(), data)
+    step = training_step(network, network.parameters(), x)
     for _ in range(3):
         step()
     return _peak_resident() - before
@@ -129,13 +131,30 @@ def _peak_resident() -> float:
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def peak_memory(name: str, which: str, batch: int) -> float:
-    """MiB by which three training steps raise the peak resident size of a fresh process."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak_of_steps, (name, which, batch))
+def choose(both: tuple[nn.Sequential, Tensor, nn.Sequential, Tensor], which: str) -> tuple[nn.Sequential, Tensor]:
+    return both[:2] if which == "quern" else both[2:]
 
 
-def measure(repeats: int, with_compile: bool) -> list[dict[str, Any]]:
+def resident_memory(name: str, which: str, batch: int) -> float:
+    """MiB by which three training steps raise the peak resident size of a fresh process: the median of five."""
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        return statistics.median(pool.apply(_resident_growth, (name, which, batch)) for _ in range(5))
+
+
+def live_memory(name: str, which: str, batch: int) -> float:
+    """MiB of tensors alive at the peak of a training step, by torch's profiler."""
+    network, x = choose(pair(name, batch), which)
+    step = training_step(network, network.parameters(), x)
+    step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    results: Any = profiler.profiler.kineto_results  # pyright: ignore[reportOptionalMemberAccess]
+    events = [e for e in results.events() if e.name() == "[memory]"]
+    changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+    return max(itertools.accumulate(changes)) / 2**20
+
+
+def measure(repeats: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
 
     def add(what: str, target: float | None, unit: str, common: float, ours: float) -> None:
@@ -153,9 +172,6 @@ def measure(repeats: int, with_compile: bool) -> list[dict[str, Any]]:
         ours, x, theirs, encoded = pair(name, 400)
         common = training_step(theirs, theirs.parameters(), encoded)
         race(f"{name} training step, batch 400", target, common, training_step(ours, ours.parameters(), x))
-        if with_compile:
-            compiled = training_step(torch.compile(ours), ours.parameters(), x)
-            race(f"{name} training step, batch 400, torch.compile", None, common, compiled)
     for name in NETWORKS:
         ours, x, theirs, encoded = pair(name, 400)
         number = 0
@@ -183,25 +199,28 @@ def measure(repeats: int, with_compile: bool) -> list[dict[str, Any]]:
         ours, x, theirs, encoded = pair(name, 1)
         race(f"{name} eval forward, batch 1", target, forward_of(theirs.eval(), encoded), forward_of(ours.eval(), x))
     for name in NETWORKS:
-        common, mine = (peak_memory(name, which, 400) for which in ("baseline", "quern"))
-        add(f"{name} peak memory of a training step, batch 400", 1 / 1.15, "MiB", common, mine)
+        for what, peak in (("tensors", live_memory), ("resident size", resident_memory)):
+            common, mine = (peak(name, which, 400) for which in ("baseline", "quern"))
+            add(f"{name} peak memory of a training step, {what}", 1 / 1.15, "MiB", common, mine)
     return rows
+
+
+def commit() -> str:
+    return subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="also write the rows to this file")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument(
-        "--compile", action="store_true", help="also time quern under torch.compile (needs a C++ compiler)"
-    )
     options = parser.parse_args()
     torch.set_num_threads(2)
     print(host())
-    rows = measure(max(7, options.repeats), options.compile)
+    repeats = max(7, options.repeats)
+    rows = measure(repeats)
     if options.json:
         with open(options.json, "w") as out:
-            json.dump({"host": host(), "rows": rows}, out, indent=1)
+            json.dump({"host": host(), "commit": commit(), "seed": 0, "repeats": repeats, "rows": rows}, out, indent=1)
 
 
 if __name__ == "__main__":

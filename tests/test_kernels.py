@@ -192,8 +192,8 @@ def test_autocast_works_in_both_forms() -> None:
 
 def test_the_choice_of_form_is_by_size_and_device() -> None:
     cpu = torch.device("cpu")
-    assert kernels.choose_conv_form(cpu, 64, 128, 1, 400 * 16) == "hadamard"
-    assert kernels.choose_conv_form(cpu, 4, 8, 1, 400 * 121) == "block"
-    assert kernels.choose_conv_form(torch.device("cuda"), 64, 128, 1, 400 * 16) == "block"
-    assert kernels.choose_linear_form(cpu, 512, 512, 400) == "hadamard"
-    assert kernels.choose_linear_form(cpu, 2048, 10, 400) == "block"
+    assert kernels.choose_conv_form(cpu, 64, 128, 1, 9, 400 * 16) == "hadamard"
+    assert kernels.choose_conv_form(cpu, 4, 8, 1, 25, 400 * 121) == "block"
+    assert kernels.choose_conv_form(torch.device("cuda"), 64, 128, 1, 9, 400 * 16) == "block"
+    assert kernels.choose_linear_form(cpu, 512, 512) == "hadamard"
+    assert kernels.choose_linear_form(cpu, 2048, 10) == "block"

@@ -89,10 +89,7 @@ def linear(
     wanted = len(input_parts) * inner
     if x.dim() == 0 or x.shape[-1] != wanted:
         raise ValueError(f"the last axis of the input must have size {wanted}, but its shape is {tuple(x.shape)}.")
-    rows = x.numel() // max(1, x.shape[-1])
-    form = "block"
-    if input_parts == UNITS:
-        form = kernels.choose_linear_form(x.device, inner, out, rows)
+    form = kernels.choose_linear_form(x.device, inner, out) if input_parts == UNITS else "block"
     cache = cache or WeightCache()
     if form == "hadamard":
         weights = cache.get(form, weight, lambda: kernels.hadamard_weights(weight))
@@ -140,7 +137,8 @@ def _convolve(
     form = "block"
     if input_parts == UNITS:
         positions = x.shape[0] * math.prod(x.shape[2:]) // math.prod(geometry.stride)
-        form = kernels.choose_conv_form(x.device, channels_in, weight.shape[1], geometry.groups, positions)
+        area = math.prod(weight.shape[3:])
+        form = kernels.choose_conv_form(x.device, channels_in, weight.shape[1], geometry.groups, area, positions)
     cache = cache or WeightCache()
     shape = (geometry.groups, geometry.transposed, layout or torch.contiguous_format)
     if form == "hadamard":

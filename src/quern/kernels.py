@@ -47,7 +47,7 @@ TARGET = tuple(p ^ q for q, p in enumerate(PARTNER))
 
 # One slice of the batch, input and output together, should stay in the cache between the additions and the products,
 # and its scratch memory should be small enough for the allocator to hand out again without new pages.
-SLICE_BYTES = 6 << 20
+SLICE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -89,25 +89,29 @@ class Geometry:
 # --------------------------------------------------------------------------------------------------------- choice
 
 
-def choose_conv_form(device: torch.device, channels_in: int, channels_out: int, groups: int, positions: int) -> Form:
+def choose_conv_form(
+    device: torch.device, channels_in: int, channels_out: int, groups: int, area: int, positions: int
+) -> Form:
     """The faster form for a convolution of ``channels_in`` to ``channels_out`` quaternion channels.
 
-    ``positions`` is batch times output positions. Measured by ``benchmarks/forms.py`` on CPU: a real group must be wide
-    enough to fill the vector units, and there must be enough work to pay for the additions. Elsewhere grouped real
-    convolutions are slow, and the block form is right. An exported program must not depend on the batch it was traced
-    with, and gets the block form too.
+    ``area`` is the number of kernel positions, ``positions`` batch times output positions. The limits are read off
+    ``benchmarks/forms.py`` on CPU: a real group must be wide enough to fill the vector units, and the products saved
+    per output must outweigh the additions (sooner in a grouped convolution, whose channels the block form has to
+    reorder). Elsewhere grouped real convolutions are slow, and the block form is right. An exported program must not
+    depend on the batch it was traced with, and gets the block form too.
     """
+    if torch.compiler.is_exporting() or device.type != "cpu":
+        return "block"
     narrow = min(channels_in, channels_out) // groups
-    if torch.compiler.is_exporting() or device.type != "cpu":
-        return "block"
-    return "hadamard" if narrow >= 16 and positions * narrow >= 16384 else "block"
+    enough = narrow >= 16 and narrow * area >= (288 if groups == 1 else 144) and narrow * positions >= 16384
+    return "hadamard" if enough else "block"
 
 
-def choose_linear_form(device: torch.device, features_in: int, features_out: int, rows: int) -> Form:
-    """The faster form for a linear map of ``rows`` vectors; measured as in :func:`choose_conv_form`."""
+def choose_linear_form(device: torch.device, features_in: int, features_out: int) -> Form:
+    """The faster form for a linear map of quaternion vectors; as :func:`choose_conv_form`."""
     if torch.compiler.is_exporting() or device.type != "cpu":
         return "block"
-    return "hadamard" if min(features_in, features_out) >= 128 and rows >= 256 else "block"
+    return "hadamard" if min(features_in, features_out) >= 256 else "block"
 
 
 # -------------------------------------------------------------------------------------------------- weights, cached
