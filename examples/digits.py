@@ -1,4 +1,4 @@
-"""Train a quaternion network on scikit-learn's 8x8 digits and its real-valued twin beside it; takes seconds, offline."""
+"""Train a quaternion network on scikit-learn's 8x8 digits, and its real-valued twin beside it. Seconds, offline."""
 
 import torch
 import torch.nn.functional as F

@@ -302,11 +302,12 @@ def _walsh_of(x: Tensor) -> Tensor:
 
 
 def _slice_length(x: Tensor, weight: Tensor, geometry: Geometry) -> int:
-    per_sample = x[:1].numel()
-    grown = weight.shape[0] / x.shape[1] if not geometry.transposed else 1.0
+    """How many samples to take at a time: slices of equal length near SLICE_BYTES, input and output together."""
     positions = math.prod(geometry.stride) ** (1 if geometry.transposed else -1)
-    needed = per_sample * (1 + grown * positions) * x.element_size()
-    return max(1, int(SLICE_BYTES / max(1.0, needed)))
+    channels_out = weight.shape[1] * 4 * geometry.groups if geometry.transposed else weight.shape[0]
+    per_sample = x[:1].numel() * (1 + channels_out / x.shape[1] * positions) * x.element_size()
+    slices = math.ceil(x.shape[0] * per_sample / SLICE_BYTES)
+    return max(1, math.ceil(x.shape[0] / max(1, slices)))
 
 
 def _flipped_walsh(g: Tensor) -> Tensor:
