@@ -20,7 +20,8 @@ def main() -> None:
     ratios = {row["what"]: row["ratio"] for row in json.loads((ROOT / "benchmarks/layers.json").read_text())["rows"]}
     height = 46 + ROW * len(SHOWN)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="14">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"',
+        ' font-family="sans-serif" font-size="14">',
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
     for n, (what, label) in enumerate(SHOWN.items()):

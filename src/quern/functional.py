@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quern import algebra, kernels
 from quern.algebra import UNITS
-from quern.kernels import Geometry, WeightCache, tuple_of
+from quern.kernels import Geometry, WeightCache, cached, tuple_of
 
 __all__ = [
     "batch_norm",
@@ -64,6 +64,13 @@ def check_padding(padding: int | Sequence[int] | str, stride: Sequence[int]) -> 
         raise ValueError("padding='same' needs stride 1: with a larger stride the size cannot stay the same.")
 
 
+def _in_layout_of(x: Tensor, y: Tensor) -> Tensor:
+    """``y`` in channels_last if the images ``x`` are."""
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
+        return y.contiguous(memory_format=torch.channels_last)
+    return y
+
+
 def _split(x: Tensor, dim: int) -> Tensor:
     """A view with the quaternion axis taken apart: size 4 at ``dim`` and C after it."""
     dim = dim % x.dim()
@@ -90,11 +97,10 @@ def linear(
     if x.dim() == 0 or x.shape[-1] != wanted:
         raise ValueError(f"the last axis of the input must have size {wanted}, but its shape is {tuple(x.shape)}.")
     form = kernels.choose_linear_form(x.device, inner, out) if input_parts == UNITS else "block"
-    cache = cache or WeightCache()
     if form == "hadamard":
-        weights = cache.get(form, weight, lambda: kernels.hadamard_weights(weight))
+        weights = cached(cache, form, weight, lambda: kernels.hadamard_weights(weight))
         return kernels.hadamard_linear(x, weights, bias)
-    real = cache.get(form, weight, lambda: kernels.block_weight(weight, input_parts))
+    real = cached(cache, form, weight, lambda: kernels.block_weight(weight, input_parts))
     return F.linear(x, real, None if bias is None else bias.flatten())
 
 
@@ -136,16 +142,15 @@ def _convolve(
         x = x.to(memory_format=layout)  # unlike contiguous(), it also settles the layout of a single channel
     form = "block"
     if input_parts == UNITS:
-        positions = x.shape[0] * math.prod(x.shape[2:]) // math.prod(geometry.stride)
+        positions = x.shape[0] * math.prod(x.shape[2:]) // (1 if geometry.transposed else math.prod(geometry.stride))
         area = math.prod(weight.shape[3:])
         form = kernels.choose_conv_form(x.device, channels_in, weight.shape[1], geometry.groups, area, positions)
-    cache = cache or WeightCache()
     shape = (geometry.groups, geometry.transposed, layout or torch.contiguous_format)
     if form == "hadamard":
-        weights = cache.get(form, weight, lambda: kernels.hadamard_weights(weight, *shape))
+        weights = cached(cache, form, weight, lambda: kernels.hadamard_weights(weight, *shape))
         y = kernels.hadamard_convolution(x, weights, bias, geometry)
     else:
-        real = cache.get(form, weight, lambda: kernels.block_weight(weight, input_parts, *shape))
+        real = cached(cache, form, weight, lambda: kernels.block_weight(weight, input_parts, *shape))
         y = kernels.block_convolution(x, real, bias, geometry, input_parts)
     return y if batched else y.squeeze(0)
 
@@ -307,7 +312,7 @@ def whiten(
     if bias is not None:
         white = white + bias.T.unsqueeze(2)
     y = white.view(*white.shape[:2], x.shape[0], *x.shape[2:])  # (C, 4, batch, *space)
-    return y.movedim(2, 0).movedim(2, 1).flatten(1, 2)
+    return _in_layout_of(x, y.movedim(2, 0).movedim(2, 1).flatten(1, 2))
 
 
 def layer_norm(
@@ -361,6 +366,7 @@ def max_pool(
         _, indices = pool(size, kernel_size, stride, padding, dilation, ceil_mode=ceil_mode, return_indices=True)
     picked = indices.flatten(2).unsqueeze(1).expand(-1, 4, -1, -1)
     y = h.flatten(3).gather(3, picked).view(x.shape[0], x.shape[1], *indices.shape[2:])
+    y = _in_layout_of(x, y)
     return (y, indices) if return_indices else y
 
 

@@ -187,6 +187,10 @@ class WeightCache:
         return WeightCache, ()
 
 
+def cached(cache: WeightCache | None, form: Form, weight: Tensor, build: Callable[[], Any]) -> Any:
+    return build() if cache is None else cache.get(form, weight, build)
+
+
 def block_weight(
     weight: Float[Tensor, "4 out in ..."],
     input_parts: str = UNITS,

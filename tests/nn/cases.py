@@ -273,6 +273,7 @@ CASES = [
     case("batch_norm2d", qnn.QBatchNorm2d, (8,), (3, 8, 2, 3), real_batch_norm),
     case("batch_norm2d_training", qnn.QBatchNorm2d, (8,), (3, 8, 2, 3), real_batch_norm, training=True),
     case("batch_norm2d_plain", qnn.QBatchNorm2d, (8,), (3, 8, 2, 3), real_batch_norm, affine=False),
+    case("batch_norm2d_no_shift", qnn.QBatchNorm2d, (8,), (3, 8, 2, 3), real_batch_norm, bias=False),
     case("batch_norm2d_fixed", qnn.QBatchNorm2d, (8,), (3, 8, 2, 3), real_batch_norm, fixed_scale=True),
     case("batch_norm2d_untracked", qnn.QBatchNorm2d, (8,), (3, 8, 2, 3), real_batch_norm, track_running_stats=False),
     case("batch_norm3d", qnn.QBatchNorm3d, (4,), (2, 4, 2, 3, 2), real_batch_norm, training=True),

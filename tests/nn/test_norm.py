@@ -103,4 +103,6 @@ def test_layer_norm_does_not_see_the_rest_of_the_batch() -> None:
 
 def test_fixed_scale_has_no_gamma() -> None:
     assert set(dict(qnn.QBatchNorm2d(8, fixed_scale=True).named_parameters())) == {"bias"}
+    assert set(dict(qnn.QBatchNorm2d(8, bias=False).named_parameters())) == {"weight"}
+    assert set(dict(qnn.QWhiteningBatchNorm2d(8, bias=False).named_parameters())) == {"weight"}
     assert "fixed_scale=True" in repr(qnn.QBatchNorm2d(8, fixed_scale=True))

@@ -65,6 +65,24 @@ def test_max_pool_windows_are_torchs(ours, theirs, shape: tuple[int, ...], ceil_
         ours(2)(torch.ones(8, 4))
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        qnn.QDropout(0.5),
+        qnn.QDropout2d(0.5),
+        qnn.QBatchNorm2d(8),
+        qnn.QWhiteningBatchNorm2d(8),
+        qnn.QMaxPool2d(2),
+        qnn.QModReLU(8),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_layout_of_images_is_kept(layer: nn.Module, layout: torch.memory_format) -> None:
+    x = torch.randn(3, 8, 6, 6).to(memory_format=layout)
+    assert layer(x).is_contiguous(memory_format=layout)
+
+
 def test_mod_relu_commutes_with_rotation_and_is_zero_at_zero() -> None:
     from quern import algebra
 

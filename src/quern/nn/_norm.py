@@ -44,6 +44,7 @@ class _QBatchNorm(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
+        bias: bool = True,
         fixed_scale: bool = False,
     ) -> None:
         super().__init__()
@@ -52,7 +53,7 @@ class _QBatchNorm(nn.Module):
         self.affine, self.track_running_stats, self.fixed_scale = affine, track_running_stats, fixed_scale
         scale = nn.Parameter(torch.empty(n, device=device, dtype=dtype)) if affine and not fixed_scale else None
         self.register_parameter("weight", scale)
-        shift = nn.Parameter(torch.empty(4, n, device=device, dtype=dtype)) if affine else None
+        shift = nn.Parameter(torch.empty(4, n, device=device, dtype=dtype)) if affine and bias else None
         self.register_parameter("bias", shift)
         tracked = track_running_stats
         self.register_buffer("running_mean", torch.empty(4, n, device=device, dtype=dtype) if tracked else None)
@@ -96,8 +97,8 @@ class QBatchNorm1d(_QBatchNorm):
 
     Per neuron a quaternion mean and **one** real variance :math:`\sigma^2 = E|h-\mu|^2` over batch and space. The real
     :math:`\gamma` is ``weight (n,)``, the quaternion :math:`\beta` is ``bias (4, n)``, n = num_features/4. A neuron is
-    scaled, and with :math:`\gamma = 0` made constant, as one thing. ``fixed_scale`` leaves :math:`\gamma` out. The
-    other arguments are those of torch.
+    scaled, and with :math:`\gamma = 0` made constant, as one thing. ``fixed_scale`` leaves :math:`\gamma` out,
+    ``bias=False`` leaves :math:`\beta` out. The other arguments are those of torch.
     """
 
     space = (0, 1)
@@ -137,6 +138,8 @@ class QWhiteningBatchNorm2d(nn.Module):
         track_running_stats: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         n = F.quaternions(num_features, "num_features")
@@ -144,7 +147,7 @@ class QWhiteningBatchNorm2d(nn.Module):
         self.affine, self.track_running_stats = affine, track_running_stats
         scale = nn.Parameter(torch.empty(4, 4, n, device=device, dtype=dtype)) if affine else None
         self.register_parameter("weight", scale)
-        shift = nn.Parameter(torch.empty(4, n, device=device, dtype=dtype)) if affine else None
+        shift = nn.Parameter(torch.empty(4, n, device=device, dtype=dtype)) if affine and bias else None
         self.register_parameter("bias", shift)
         tracked = track_running_stats
         self.register_buffer("running_mean", torch.empty(4, n, device=device, dtype=dtype) if tracked else None)
