@@ -12,9 +12,9 @@ EPOCHS, BATCH, SEED = 15, 64, 0
 
 def data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Images (n, 1, 8, 8) in 0..1 and labels: 1,437 to train, 360 to test, always the same ones."""
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-    labels = torch.tensor(digits.target)
+    pixels, targets = load_digits(return_X_y=True)
+    images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    labels = torch.tensor(targets)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(SEED))
     train, test = order[:1437], order[1437:]
     return images[train], labels[train], images[test], labels[test]

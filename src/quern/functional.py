@@ -15,7 +15,10 @@ from torch import Tensor
 
 from quern import algebra, kernels
 from quern.algebra import UNITS
-from quern.kernels import Geometry, WeightCache, cached, tuple_of
+from quern.cache import WeightCache, cached
+from quern.kernels import Geometry
+from quern.layout import check_padding, in_layout_of, split, tuple_of, weight_layout
+from quern.norms import batch_norm, layer_norm, whiten
 
 __all__ = [
     "batch_norm",
@@ -34,50 +37,6 @@ __all__ = [
 ]
 
 SPACE = {1: "1d", 2: "2d", 3: "3d"}
-
-
-def quaternions(size: int, what: str, parts: str = UNITS) -> int:
-    """How many quaternions ``size`` real numbers are, ``len(parts)`` of them each, or a sentence that says why not."""
-    if size <= 0 or size % len(parts):
-        raise ValueError(
-            f"{what} is {size}, but it must be a positive multiple of {len(parts)}: "
-            f"the components {', '.join(parts)} of every quaternion."
-        )
-    return size // len(parts)
-
-
-def check_parts(input_parts: str) -> str:
-    """``input_parts`` if it is some of r, i, j, k in that order, or a sentence that says so."""
-    if not input_parts or "".join(part for part in UNITS if part in input_parts) != input_parts:
-        raise ValueError(
-            f"input_parts is {input_parts!r}, but it must name some of the components r, i, j, k in that order: "
-            "'r' for gray images, 'ijk' for RGB, 'rijk' for quaternions."
-        )
-    return input_parts
-
-
-def check_padding(padding: int | Sequence[int] | str, stride: Sequence[int]) -> None:
-    """A sentence if ``padding`` is a word that torch does not know either."""
-    if isinstance(padding, str) and padding not in ("same", "valid"):
-        raise ValueError(f"padding is {padding!r}, but as a word it must be 'same' or 'valid'.")
-    if padding == "same" and any(s != 1 for s in stride):
-        raise ValueError("padding='same' needs stride 1: with a larger stride the size cannot stay the same.")
-
-
-def _in_layout_of(x: Tensor, y: Tensor) -> Tensor:
-    """``y`` in channels_last if the images ``x`` are."""
-    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
-        return y.contiguous(memory_format=torch.channels_last)
-    return y
-
-
-def _split(x: Tensor, dim: int) -> Tensor:
-    """A view with the quaternion axis taken apart: size 4 at ``dim`` and C after it."""
-    dim = dim % x.dim()
-    return x.unflatten(dim, (4, quaternions(x.shape[dim], f"the size of dim {dim}")))
-
-
-# ------------------------------------------------------------------------------------------------------- products
 
 
 def linear(
@@ -110,20 +69,6 @@ def _same_padding(kernel: Sequence[int], dilation: Sequence[int]) -> tuple[list[
     return [t // 2 for t in total], [t % 2 for t in total]
 
 
-def _layout_of(weight: Tensor) -> torch.memory_format | None:
-    """``channels_last`` (or its 3d kin) if the weight ``(4, out, in, *kernel)`` was put into that layout.
-
-    As in torch: a module moved by ``.to(memory_format=torch.channels_last)`` computes in that layout. The strides tell,
-    also for one input channel or a kernel of one, where torch's own ``is_contiguous`` cannot.
-    """
-    if weight.dim() not in (5, 6):
-        return None
-    inner, *kernel = weight.shape[2:]
-    if weight.stride(2) == 1 and weight.stride(-1) == inner and inner * math.prod(kernel) > 1:
-        return torch.channels_last if weight.dim() == 5 else torch.channels_last_3d
-    return None
-
-
 def _convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, input_parts: str, cache: WeightCache | None
 ) -> Tensor:
@@ -137,7 +82,7 @@ def _convolve(
         )
     batched = x.dim() == space + 2
     x = x if batched else x.unsqueeze(0)
-    layout = _layout_of(weight)
+    layout = weight_layout(weight)
     if layout is not None:
         x = x.to(memory_format=layout)  # unlike contiguous(), it also settles the layout of a single channel
     form = "block"
@@ -219,127 +164,6 @@ def conv_transpose(
     return _convolve(x, weight, bias, geometry, UNITS, cache)
 
 
-# -------------------------------------------------------------------------------------------------- normalisation
-
-
-def _per_channel(v: Tensor, x: Tensor) -> Tensor:
-    """A ``(4*C,)`` vector shaped to broadcast against ``x`` of shape ``(batch, 4*C, *space)``."""
-    return v.view(-1, *[1] * (x.dim() - 2))
-
-
-def _moving(running: Tensor, batch: Tensor, momentum: float) -> None:
-    running.mul_(1 - momentum).add_(batch.detach().to(running.dtype), alpha=momentum)
-
-
-def _samples(x: Tensor) -> int:
-    n = x.numel() // max(1, x.shape[1])
-    if n <= 1:
-        raise ValueError(f"training needs more than one value per neuron, but the input's shape is {tuple(x.shape)}.")
-    return n
-
-
-def batch_norm(
-    x: Float[Tensor, "batch channels *space"],
-    running_mean: Float[Tensor, "4 n"] | None,
-    running_var: Float[Tensor, " n"] | None,
-    weight: Float[Tensor, " n"] | None = None,
-    bias: Float[Tensor, "4 n"] | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Float[Tensor, "batch channels *space"]:
-    r"""Quaternion batch normalisation :math:`\gamma (h - \mu) / \sqrt{\sigma^2 + \varepsilon} + \beta` per neuron.
-
-    :math:`\mu` is a quaternion and :math:`\sigma^2 = E\,|h - \mu|^2` one real number, both over batch and space, so the
-    neuron is scaled as one thing and its direction in the four components is kept. With ``training`` the batch gives
-    them and the running values follow (the variance in its unbiased form, as in torch).
-    """
-    dims = [0, *range(2, x.dim())]
-    if training:
-        n = _samples(x)
-        spread, mean = torch.var_mean(x, dims, correction=0)
-        mean = mean.view(4, -1)
-        var = spread.view(4, -1).sum(0)
-        if running_mean is not None and running_var is not None:
-            _moving(running_mean, mean, momentum)
-            _moving(running_var, var * (n / (n - 1)), momentum)
-    else:
-        if running_mean is None or running_var is None:
-            raise ValueError("batch_norm needs running statistics where it does not take them from the batch.")
-        mean, var = running_mean, running_var
-    scale = torch.rsqrt(var + eps)
-    if weight is not None:
-        scale = scale * weight
-    shift = -mean * scale
-    if bias is not None:
-        shift = shift + bias
-    return torch.addcmul(_per_channel(shift.flatten(), x), x, _per_channel(scale.repeat(4), x))
-
-
-def whiten(
-    x: Float[Tensor, "batch channels *space"],
-    running_mean: Float[Tensor, "4 n"] | None,
-    running_cov: Float[Tensor, "4 4 n"] | None,
-    weight: Float[Tensor, "4 4 n"] | None = None,
-    bias: Float[Tensor, "4 n"] | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Float[Tensor, "batch channels *space"]:
-    r"""Whitening batch normalisation :math:`\Gamma L^{-1} (h - \mu) + \beta` with the Cholesky factor
-    :math:`L L^\top = \mathrm{Cov}(h) + \varepsilon I` of the 4x4 covariance of a neuron's components.
-
-    Unlike the eigenvectors of the covariance, its Cholesky factor has a finite gradient when eigenvalues coincide.
-    """
-    h = _split(x, 1).movedim(2, 0).movedim(1, 2).flatten(2)  # (C, 4, batch * space)
-    if training:
-        n = _samples(x)
-        mean = h.mean(2)
-        centred = h - mean.unsqueeze(2)
-        cov = centred @ centred.mT / n
-        if running_mean is not None and running_cov is not None:
-            _moving(running_mean, mean.T, momentum)
-            _moving(running_cov, cov.permute(1, 2, 0) * (n / (n - 1)), momentum)
-    else:
-        if running_mean is None or running_cov is None:
-            raise ValueError("whiten needs running statistics where it does not take them from the batch.")
-        centred = h - running_mean.T.unsqueeze(2)
-        cov = running_cov.permute(2, 0, 1)
-    root = torch.linalg.cholesky(cov + eps * torch.eye(4, dtype=cov.dtype, device=cov.device))
-    white = torch.linalg.solve_triangular(root, centred, upper=False)
-    if weight is not None:
-        white = weight.permute(2, 0, 1) @ white
-    if bias is not None:
-        white = white + bias.T.unsqueeze(2)
-    y = white.view(*white.shape[:2], x.shape[0], *x.shape[2:])  # (C, 4, batch, *space)
-    return _in_layout_of(x, y.movedim(2, 0).movedim(2, 1).flatten(1, 2))
-
-
-def layer_norm(
-    x: Float[Tensor, "..."],
-    normalized_shape: Sequence[int],
-    weight: Float[Tensor, "..."] | None = None,
-    bias: Float[Tensor, "4 ..."] | None = None,
-    eps: float = 1e-5,
-) -> Float[Tensor, "..."]:
-    r"""Layer normalisation :math:`\gamma (h - \mu) / \sqrt{\sigma^2 + \varepsilon} + \beta` over the last axes.
-
-    The very last carries the quaternions: :math:`\mu` is the mean quaternion, :math:`\sigma^2 = E\,|h - \mu|^2`.
-    """
-    shape = tuple(normalized_shape)
-    if tuple(x.shape[x.dim() - len(shape) :]) != shape:
-        raise ValueError(f"the last axes of the input must be {shape}, but its shape is {tuple(x.shape)}.")
-    h = _split(x, -1)
-    dims = [d for d in range(-len(shape) - 1, 0) if d != -2]
-    spread, mean = torch.var_mean(h, dims, correction=0, keepdim=True)
-    y = (h - mean) * torch.rsqrt(spread.sum(-2, keepdim=True) + eps)
-    if weight is not None:
-        y = y * weight.unsqueeze(-2)
-    if bias is not None:
-        y = y + bias.movedim(0, -2)
-    return y.flatten(-2)
-
-
 # ---------------------------------------------------------------------------------- pooling, activations, the rest
 
 
@@ -359,20 +183,20 @@ def max_pool(
     space = x.dim() - 2
     if space not in SPACE:
         raise ValueError(f"max_pool takes (batch, 4*C, *space) in 1 to 3 dimensions, but got {tuple(x.shape)}.")
-    h = _split(x, 1)
+    h = split(x, 1)
     pool: Any = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[space - 1]
     with torch.no_grad():
         size = h.square().sum(1)
         _, indices = pool(size, kernel_size, stride, padding, dilation, ceil_mode=ceil_mode, return_indices=True)
     picked = indices.flatten(2).unsqueeze(1).expand(-1, 4, -1, -1)
     y = h.flatten(3).gather(3, picked).view(x.shape[0], x.shape[1], *indices.shape[2:])
-    y = _in_layout_of(x, y)
+    y = in_layout_of(x, y)
     return (y, indices) if return_indices else y
 
 
 def mod_relu(x: Float[Tensor, "..."], bias: Float[Tensor, " n"], dim: int = 1) -> Float[Tensor, "..."]:
     r"""The modulus through a shifted ReLU, the direction kept: :math:`\mathrm{ReLU}(|q| + b)\, q / |q|`, 0 at 0."""
-    h = _split(x, dim)
+    h = split(x, dim)
     dim = dim % x.dim()
     shape = [1] * h.dim()
     shape[dim + 1] = -1
@@ -383,7 +207,7 @@ def mod_relu(x: Float[Tensor, "..."], bias: Float[Tensor, " n"], dim: int = 1) -
 
 def modulus(x: Float[Tensor, "..."], dim: int = 1) -> Float[Tensor, "..."]:
     """The modulus of every quaternion of an activation: size 4*C along ``dim`` becomes C. Gradient 0 at 0."""
-    return algebra.modulus(_split(x, dim), dim % x.dim())
+    return algebra.modulus(split(x, dim), dim % x.dim())
 
 
 def dropout(
@@ -395,7 +219,7 @@ def dropout(
     """
     if not training or p == 0:
         return x
-    h = _split(x, dim)
+    h = split(x, dim)
     dim = dim % x.dim()
     shape = list(h.shape)
     shape[dim] = 1
@@ -410,7 +234,7 @@ def cat(tensors: Sequence[Float[Tensor, "..."]], dim: int = 1) -> Float[Tensor, 
     if not tensors:
         raise ValueError("cat needs at least one tensor.")
     dim = dim % tensors[0].dim()
-    return torch.cat([_split(t, dim) for t in tensors], dim + 1).flatten(dim, dim + 1)
+    return torch.cat([split(t, dim) for t in tensors], dim + 1).flatten(dim, dim + 1)
 
 
 def encode_gray(x: Float[Tensor, "..."], dim: int = 1) -> Float[Tensor, "..."]:

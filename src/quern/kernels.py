@@ -9,9 +9,7 @@ which is two real operations with four groups each and a few additions (docs/mat
 rounding. A weight is ``(4, out, in/groups, *kernel)``, an activation ``(batch, 4*channels, *space)``, component-major.
 """
 
-import ctypes
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from quern.algebra import UNIT_SIGN, UNITS
+from quern.layout import swap_channel_order
+from quern.watch import needs_plain
 
 Form = Literal["block", "hadamard"]
 
@@ -115,80 +115,6 @@ def choose_linear_form(device: torch.device, features_in: int, features_out: int
 
 
 # -------------------------------------------------------------------------------------------------- weights, cached
-
-
-def _find_memcmp() -> Any:
-    try:
-        compare = ctypes.CDLL(None).memcmp
-    except (OSError, TypeError, AttributeError):  # no C library to be had by that name, as on Windows
-        return None
-    compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-    return compare
-
-
-_memcmp = _find_memcmp()
-
-
-def _same_values(a: Tensor, b: Tensor) -> bool:
-    """Whether a fresh clone and a CPU tensor of the same shape, strides and dtype are still equal.
-
-    A clone is dense in memory, so memcmp sees just the values; it is 4 times as fast as torch.equal.
-    """
-    if _memcmp is None:
-        return torch.equal(a, b)
-    return _memcmp(a.data_ptr(), b.data_ptr(), a.numel() * a.element_size()) == 0
-
-
-class WeightCache:
-    """The expanded weight of a layer that is not training, kept until the weight is no longer the one it came from.
-
-    The comparison is with the values themselves: a version counter misses ``weight.data[...] = 0``, which is how much
-    pruning code is written. Reading the weight once is cheap next to expanding it. On other devices than the CPU the
-    comparison would wait for the device, so nothing is kept there.
-    """
-
-    def __init__(self) -> None:
-        self._source: Tensor | None = None
-        self._kept: dict[Form, Any] = {}
-
-    def clear(self) -> None:
-        self._source = None
-        self._kept.clear()
-
-    def get(self, form: Form, weight: Tensor, build: Callable[[], Any]) -> Any:
-        """What ``build()`` returns for this ``weight``, from memory where that is sound."""
-        if (
-            torch.is_grad_enabled()
-            or torch.compiler.is_compiling()
-            or weight.device.type != "cpu"
-            or not isinstance(weight, torch.nn.Parameter)  # swapped in by torch.func
-        ):
-            return build()
-        if not self._is_current(weight):
-            self.clear()
-        if form not in self._kept:
-            with torch.inference_mode(False), torch.no_grad():
-                self._source = weight.detach().clone() if self._source is None else self._source
-                self._kept[form] = build()
-        return self._kept[form]
-
-    def _is_current(self, weight: Tensor) -> bool:
-        old = self._source
-        return (
-            old is not None
-            and (old.dtype, old.shape, old.stride()) == (weight.dtype, weight.shape, weight.stride())
-            and _same_values(old, weight)
-        )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "WeightCache":
-        return WeightCache()
-
-    def __reduce__(self) -> tuple[type["WeightCache"], tuple[()]]:
-        return WeightCache, ()
-
-
-def cached(cache: WeightCache | None, form: Form, weight: Tensor, build: Callable[[], Any]) -> Any:
-    return build() if cache is None else cache.get(form, weight, build)
 
 
 def block_weight(
@@ -383,23 +309,13 @@ def hadamard_convolution_plain(
     return torch.cat([correction[TARGET.index(m)] + FLIP[m] * total[m] for m in range(4)], 1)
 
 
-def _needs_plain(*tensors: Tensor | None) -> bool:
-    """Whether something other than eager reverse-mode autograd in one precision is watching."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or any(t is not None and torch.is_autocast_enabled(t.device.type) for t in tensors)
-        or any(t is not None and torch.autograd.forward_ad.unpack_dual(t).tangent is not None for t in tensors)
-    )
-
-
 def hadamard_convolution(
     x: Tensor, weights: tuple[Tensor, Tensor], bias: Tensor | None, geometry: Geometry
 ) -> Float[Tensor, "..."]:
     """``W (x) x + b`` from :func:`hadamard_weights`, with 8 real products per quaternion product."""
     first, second = weights
     bias = hadamard_bias(bias)
-    if _needs_plain(x, first, second, bias):
+    if needs_plain(x, first, second, bias):
         return hadamard_convolution_plain(x, first, second, bias, geometry)
     return _HadamardConvolution.apply(x, first, second, bias, geometry)  # pyright: ignore[reportReturnType]
 
@@ -417,11 +333,6 @@ def block_convolution(
     return y if flat is None else y + flat.view(-1, *[1] * (y.dim() - 2))
 
 
-def swap_channel_order(x: Tensor, outer: int, inner: int) -> Tensor:
-    """Channels indexed (outer, inner, rest) become (inner, outer, rest)."""
-    return x.unflatten(1, (outer, inner, -1)).transpose(1, 2).flatten(1, 3)
-
-
 def hadamard_linear(x: Float[Tensor, "... n"], weights: tuple[Tensor, Tensor], bias: Tensor | None) -> Tensor:
     """The Hadamard form of a linear map of the last axis: two batched matrix products, batched over the components."""
     first, second = (w.unflatten(0, (4, -1)).mT for w in weights)
@@ -432,7 +343,3 @@ def hadamard_linear(x: Float[Tensor, "... n"], weights: tuple[Tensor, Tensor], b
     correction = torch.baddbmm(start, rows, second)
     parts = [correction[TARGET.index(m)] + FLIP[m] * total[m] for m in range(4)]
     return torch.cat(parts, -1).view(*x.shape[:-1], 4 * first.shape[-1])
-
-
-def tuple_of(value: int | Sequence[int], length: int) -> tuple[int, ...]:
-    return (value,) * length if isinstance(value, int) else tuple(value)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from quern import functional
 from quern import nn as qnn
 
 
@@ -106,3 +107,34 @@ def test_fixed_scale_has_no_gamma() -> None:
     assert set(dict(qnn.QBatchNorm2d(8, bias=False).named_parameters())) == {"weight"}
     assert set(dict(qnn.QWhiteningBatchNorm2d(8, bias=False).named_parameters())) == {"weight"}
     assert "fixed_scale=True" in repr(qnn.QBatchNorm2d(8, fixed_scale=True))
+
+
+@pytest.mark.parametrize("parameters", [(True, True), (True, False), (False, True), (False, False)])
+def test_first_and_second_derivatives_match_finite_differences(parameters: tuple[bool, bool]) -> None:
+    x = torch.randn(4, 8, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(2, dtype=torch.float64, requires_grad=True) if parameters[0] else None
+    bias = torch.randn(4, 2, dtype=torch.float64, requires_grad=True) if parameters[1] else None
+    given = [t for t in (x, weight, bias) if t is not None]
+
+    def function(*arguments: Tensor) -> Tensor:
+        rest = list(arguments[1:])
+        w = rest.pop(0) if parameters[0] else None
+        b = rest.pop(0) if parameters[1] else None
+        return functional.batch_norm(arguments[0], None, None, w, b, training=True)
+
+    assert torch.autograd.gradcheck(function, given)
+    assert torch.autograd.gradgradcheck(function, given)
+
+
+def test_per_sample_gradients_see_through_batch_norm_in_eval() -> None:
+    norm = qnn.QBatchNorm1d(8).eval()
+    x = torch.randn(3, 8)
+
+    def loss(weights: dict[str, Tensor], sample: Tensor) -> Tensor:
+        return torch.func.functional_call(norm, weights, (sample.unsqueeze(0),)).square().sum()
+
+    weights = {k: v.detach() for k, v in norm.named_parameters()}
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, x)
+    assert found["weight"].shape == (3, 2)
+    total = torch.func.grad(lambda w: torch.func.functional_call(norm, w, (x,)).square().sum())(weights)
+    torch.testing.assert_close(found["bias"].sum(0), total["bias"])

@@ -5,7 +5,7 @@ import torch.nn.functional as TF
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from quern import functional as F
+from quern.layout import quaternions
 from quern.nn import init
 from quern.nn._linear import QLinear
 
@@ -36,7 +36,7 @@ class QMultiheadAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        n = F.quaternions(embed_dim, "embed_dim")
+        n = quaternions(embed_dim, "embed_dim")
         if num_heads < 1 or n % num_heads:
             raise ValueError(f"num_heads={num_heads} must divide the {n} quaternion channels of embed_dim={embed_dim}.")
         if not 0 <= dropout <= 1:

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from quern import functional as F
 from quern.algebra import UNITS
-from quern.kernels import WeightCache, tuple_of
+from quern.cache import WeightCache
+from quern.layout import check_padding, check_parts, quaternions, tuple_of
 from quern.nn import init
 
 Size = int | Sequence[int]
@@ -39,9 +40,9 @@ class _QConvolution(nn.Module):
         dtype: torch.dtype | None,
     ) -> None:
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.input_parts = F.check_parts(input_parts)
-        inner = F.quaternions(in_channels, "in_channels", input_parts)
-        out = F.quaternions(out_channels, "out_channels")
+        self.input_parts = check_parts(input_parts)
+        inner = quaternions(in_channels, "in_channels", input_parts)
+        out = quaternions(out_channels, "out_channels")
         if groups < 1 or inner % groups or out % groups:
             raise ValueError(
                 f"groups={groups} must divide the quaternion channels: {inner} in and {out} out "
@@ -54,7 +55,7 @@ class _QConvolution(nn.Module):
         self.stride = self._per_axis(stride, "stride")
         self.dilation = self._per_axis(dilation, "dilation")
         self.output_padding = self._per_axis(output_padding, "output_padding")
-        F.check_padding(padding, self.stride)
+        check_padding(padding, self.stride)
         self.padding = padding if isinstance(padding, str) else self._per_axis(padding, "padding")
         self.padding_mode = padding_mode
         self.weight = nn.Parameter(torch.empty(4, out, inner // groups, *self.kernel_size, device=device, dtype=dtype))

@@ -3,7 +3,7 @@ import torch.nn.functional as TF
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from quern import functional as F
+from quern.layout import quaternions
 
 
 class QEmbedding(nn.Module):
@@ -25,7 +25,7 @@ class QEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        n = F.quaternions(embedding_dim, "embedding_dim")
+        n = quaternions(embedding_dim, "embedding_dim")
         if padding_idx is not None:
             if not -num_embeddings <= padding_idx < num_embeddings:
                 raise ValueError(f"padding_idx is {padding_idx}, but the table has rows 0 to {num_embeddings - 1}.")

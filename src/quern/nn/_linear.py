@@ -4,7 +4,8 @@ from torch import Tensor, nn
 
 from quern import functional as F
 from quern.algebra import UNITS
-from quern.kernels import WeightCache
+from quern.cache import WeightCache
+from quern.layout import check_parts, quaternions
 from quern.nn import init
 
 
@@ -30,9 +31,9 @@ class QLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.input_parts = F.check_parts(input_parts)
-        inner = F.quaternions(in_features, "in_features", input_parts)
-        out = F.quaternions(out_features, "out_features")
+        self.input_parts = check_parts(input_parts)
+        inner = quaternions(in_features, "in_features", input_parts)
+        out = quaternions(out_features, "out_features")
         self.weight = nn.Parameter(torch.empty(4, out, inner, device=device, dtype=dtype))
         shift = nn.Parameter(torch.empty(4, out, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", shift)

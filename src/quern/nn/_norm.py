@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from quern import functional as F
+from quern.layout import quaternions
 
 
 def _check(norm: nn.Module, input: Tensor, channels: int, space: tuple[int, ...]) -> None:
@@ -48,7 +49,7 @@ class _QBatchNorm(nn.Module):
         fixed_scale: bool = False,
     ) -> None:
         super().__init__()
-        n = F.quaternions(num_features, "num_features")
+        n = quaternions(num_features, "num_features")
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.affine, self.track_running_stats, self.fixed_scale = affine, track_running_stats, fixed_scale
         scale = nn.Parameter(torch.empty(n, device=device, dtype=dtype)) if affine and not fixed_scale else None
@@ -142,7 +143,7 @@ class QWhiteningBatchNorm2d(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        n = F.quaternions(num_features, "num_features")
+        n = quaternions(num_features, "num_features")
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.affine, self.track_running_stats = affine, track_running_stats
         scale = nn.Parameter(torch.empty(4, 4, n, device=device, dtype=dtype)) if affine else None
@@ -210,7 +211,7 @@ class QLayerNorm(nn.Module):
         shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         if not shape:
             raise ValueError("normalized_shape must name at least the axis of the quaternions.")
-        neurons = (*shape[:-1], F.quaternions(shape[-1], "the last entry of normalized_shape"))
+        neurons = (*shape[:-1], quaternions(shape[-1], "the last entry of normalized_shape"))
         self.normalized_shape, self.eps, self.elementwise_affine = shape, eps, elementwise_affine
         scale = nn.Parameter(torch.empty(neurons, device=device, dtype=dtype)) if elementwise_affine else None
         self.register_parameter("weight", scale)

@@ -3,6 +3,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from quern import functional as F
+from quern.layout import quaternions
 
 
 class Modulus(nn.Module):
@@ -34,7 +35,7 @@ class QModReLU(nn.Module):
     ) -> None:
         super().__init__()
         self.num_features, self.dim = num_features, dim
-        n = F.quaternions(num_features, "num_features")
+        n = quaternions(num_features, "num_features")
         self.bias = nn.Parameter(torch.empty(n, device=device, dtype=dtype))
         self.reset_parameters()
 

@@ -5,8 +5,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from quern import functional as F
-from quern.kernels import WeightCache, block_weight
+from quern.cache import WeightCache
+from quern.kernels import block_weight
+from quern.layout import quaternions
 from quern.nn import init
 
 
@@ -36,8 +37,8 @@ class _QRecurrent(nn.Module):
             raise ValueError(f"num_layers is {num_layers}, but there must be at least one.")
         if not 0 <= dropout <= 1:
             raise ValueError(f"the dropout probability is {dropout}, but it must lie between 0 and 1.")
-        hidden = F.quaternions(hidden_size, "hidden_size")
-        inputs = F.quaternions(input_size, "input_size")
+        hidden = quaternions(hidden_size, "hidden_size")
+        inputs = quaternions(input_size, "input_size")
         self.input_size, self.hidden_size, self.num_layers, self.bias = input_size, hidden_size, num_layers, bias
         self.batch_first, self.dropout, self.bidirectional = batch_first, dropout, bidirectional
         directions = 2 if bidirectional else 1
