@@ -20,6 +20,7 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/layers.py --json benchmarks/layers.json
+	$(BIN)/python benchmarks/chart.py
 
 setup: $(READY)
 

@@ -77,7 +77,7 @@ def main() -> None:
     for features in (32, 64, 128, 256, 512):
         for rows in (1, 32, 128, 512, 2048):
             ways = [ratio(linear(features, rows), "choose_linear_form", both, repeats) for both in (False, True)]
-            picked = kernels.choose_linear_form(CPU, features, features) == "hadamard"
+            picked = kernels.choose_linear_form(CPU, features, features, rows) == "hadamard"
             print(
                 f"  {features:4d} quaternions, {rows:4d} rows: {ways[0]:5.2f} / {ways[1]:5.2f} {'*' if picked else ''}"
             )

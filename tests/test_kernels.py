@@ -195,5 +195,26 @@ def test_the_choice_of_form_is_by_size_and_device() -> None:
     assert kernels.choose_conv_form(cpu, 64, 128, 1, 9, 400 * 16) == "hadamard"
     assert kernels.choose_conv_form(cpu, 4, 8, 1, 25, 400 * 121) == "block"
     assert kernels.choose_conv_form(torch.device("cuda"), 64, 128, 1, 9, 400 * 16) == "block"
-    assert kernels.choose_linear_form(cpu, 512, 512) == "hadamard"
-    assert kernels.choose_linear_form(cpu, 2048, 10) == "block"
+    assert kernels.choose_linear_form(cpu, 512, 512, 400) == "hadamard"
+    assert kernels.choose_linear_form(cpu, 2048, 10, 400) == "block"
+
+
+def test_hooks_run_once_and_batched_gradients_work_in_both_forms() -> None:
+    geometry = Geometry((1, 1), (1, 1), (1, 1), 1, False, (0, 0))
+    x = torch.randn(2, 8, 4, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(4, 2, 2, 3, 3, dtype=torch.float64, requires_grad=True)
+    found = []
+    for form in (0, 1):
+        for create_graph in (False, True):
+            h = x * 1
+            h.register_hook(lambda g: g * 0.5)
+            y = both_forms(h, weight, None, geometry)[form]
+            found.append(torch.autograd.grad(y.square().sum(), x, create_graph=create_graph)[0])
+    for gradient in found[1:]:
+        torch.testing.assert_close(gradient, found[0], rtol=1e-10, atol=1e-10)
+    several = torch.randn(3, 2, 8, 4, 4, dtype=torch.float64)
+    rows = []
+    for y in both_forms(x, weight, None, geometry):
+        rows.append(torch.autograd.grad(y, [x, weight], several, is_grads_batched=True))
+    for a, b in zip(*rows, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)

@@ -1,5 +1,7 @@
 """The networks: sizes as in the paper, twins of equal size, layouts, and that they can learn."""
 
+import shutil
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -145,3 +147,12 @@ def test_training_step_compiles_in_one_graph() -> None:
     found = torch.autograd.grad(compiled(x).square().sum(), list(plain.parameters()))
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2 * float(b.abs().max()))
+
+
+@pytest.mark.unchecked
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile's default backend needs a C++ compiler")
+@pytest.mark.filterwarnings("default")
+def test_compiles_with_the_default_backend() -> None:
+    network, x = models.digits_qcnn(dropout=0.0), torch.randn(4, 1, 8, 8)
+    wanted = network(x)
+    torch.testing.assert_close(torch.compile(network)(x), wanted, rtol=1e-3, atol=1e-4)

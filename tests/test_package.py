@@ -3,13 +3,13 @@
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import quern
-from quern import nn as qnn
 from quern.testing import assert_matches_real, assert_module_laws, assert_same_function
 
 
@@ -92,4 +92,13 @@ def test_flipping_one_sign_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "UNIT_SIGN", signs)
     with pytest.raises(AssertionError, match="outputs"):
         assert_matches_real(linear.build(), linear.real, *linear.draw())
-    assert isinstance(linear.build(), qnn.QLinear)
+
+
+def test_the_example_in_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    code = readme.split("```python\n")[1].split("```")[0]
+    exec(compile(code, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "QConv2d(3, 32" in printed
+    assert "QLSTM(16, 32" in printed
+    assert "torch.Size([8, 10])" in printed

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quern.watch import is_traced
+
 
 def _find_memcmp() -> Any:
     try:
@@ -20,14 +22,16 @@ def _find_memcmp() -> Any:
 _memcmp = _find_memcmp()
 
 
-def _same_values(a: Tensor, b: Tensor) -> bool:
-    """Whether a fresh clone and a CPU tensor of the same shape, strides and dtype are still equal.
+def _is_copy(clone: Tensor, weight: Tensor) -> bool:
+    """Whether a clone made earlier still equals the CPU tensor it was made from.
 
-    A clone is dense in memory, so memcmp sees just the values; it is 4 times as fast as torch.equal.
+    A clone is dense in memory, so with equal strides memcmp sees just the values; it is 4 times as fast as torch.equal.
     """
+    if (clone.dtype, clone.shape, clone.stride()) != (weight.dtype, weight.shape, weight.stride()):
+        return False
     if _memcmp is None:
-        return torch.equal(a, b)
-    return _memcmp(a.data_ptr(), b.data_ptr(), a.numel() * a.element_size()) == 0
+        return torch.equal(clone, weight)
+    return _memcmp(clone.data_ptr(), weight.data_ptr(), clone.numel() * clone.element_size()) == 0
 
 
 class WeightCache:
@@ -39,37 +43,32 @@ class WeightCache:
     """
 
     def __init__(self) -> None:
-        self._source: Tensor | None = None
-        self._kept: dict[Hashable, Any] = {}
+        self.clear()
 
     def clear(self) -> None:
-        self._source = None
-        self._kept.clear()
+        # One assignment, so that a thread sees either the old pair or the new one.
+        self._state: tuple[Tensor | None, dict[Hashable, Any]] = (None, {})
 
     def get(self, key: Hashable, weight: Tensor, build: Callable[[], Any]) -> Any:
         """What ``build()`` returns for this ``weight``, from memory where that is sound."""
         if (
             torch.is_grad_enabled()
-            or torch.compiler.is_compiling()
+            or is_traced()
             or weight.device.type != "cpu"
-            or not isinstance(weight, torch.nn.Parameter)  # swapped in by torch.func
+            or type(weight) is not torch.nn.Parameter  # swapped in by torch.func or a parametrization
+            or type(weight.data) is not Tensor
         ):
             return build()
-        if not self._is_current(weight):
-            self.clear()
-        if key not in self._kept:
+        source, kept = self._state
+        if source is None or not _is_copy(source, weight):
+            source, kept = None, {}
+        if key not in kept:
             with torch.inference_mode(False), torch.no_grad():
-                self._source = weight.detach().clone() if self._source is None else self._source
-                self._kept[key] = build()
-        return self._kept[key]
-
-    def _is_current(self, weight: Tensor) -> bool:
-        old = self._source
-        return (
-            old is not None
-            and (old.dtype, old.shape, old.stride()) == (weight.dtype, weight.shape, weight.stride())
-            and _same_values(old, weight)
-        )
+                source = weight.detach().clone() if source is None else source
+                value = build()
+            kept = {**kept, key: value}
+            self._state = (source, kept)
+        return kept[key]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "WeightCache":
         return WeightCache()

@@ -1,4 +1,4 @@
-"""Stateless quaternion operations on component-major activations: the whole of the mathematics of ``quern.nn``.
+"""Stateless quaternion operations on component-major activations.
 
 An activation is a real tensor whose quaternion axis has size 4*C in the order ``[r | i | j | k]``. For convolutions,
 normalisation and pooling that axis is 1, for linear maps the last; operations that could mean either take ``dim``.
@@ -17,7 +17,7 @@ from quern import algebra, kernels
 from quern.algebra import UNITS
 from quern.cache import WeightCache, cached
 from quern.kernels import Geometry
-from quern.layout import check_padding, in_layout_of, split, tuple_of, weight_layout
+from quern.layout import axis, check_padding, in_layout_of, same_padding, split, tuple_of, weight_layout
 from quern.norms import batch_norm, layer_norm, whiten
 
 __all__ = [
@@ -36,6 +36,8 @@ __all__ = [
     "whiten",
 ]
 
+# The sums of the Hadamard form need some room above the largest number, which half precision has not.
+_FULL_PRECISION = (torch.float32, torch.float64)
 SPACE = {1: "1d", 2: "2d", 3: "3d"}
 
 
@@ -55,18 +57,15 @@ def linear(
     wanted = len(input_parts) * inner
     if x.dim() == 0 or x.shape[-1] != wanted:
         raise ValueError(f"the last axis of the input must have size {wanted}, but its shape is {tuple(x.shape)}.")
-    form = kernels.choose_linear_form(x.device, inner, out) if input_parts == UNITS else "block"
+    rows = x.numel() // wanted
+    form = "block"
+    if input_parts == UNITS and x.dtype in _FULL_PRECISION:
+        form = kernels.choose_linear_form(x.device, inner, out, rows)
     if form == "hadamard":
         weights = cached(cache, form, weight, lambda: kernels.hadamard_weights(weight))
         return kernels.hadamard_linear(x, weights, bias)
     real = cached(cache, form, weight, lambda: kernels.block_weight(weight, input_parts))
     return F.linear(x, real, None if bias is None else bias.flatten())
-
-
-def _same_padding(kernel: Sequence[int], dilation: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Symmetric padding that keeps the size, and what is missing of it on the far side (even kernels)."""
-    total = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
-    return [t // 2 for t in total], [t % 2 for t in total]
 
 
 def _convolve(
@@ -86,7 +85,7 @@ def _convolve(
     if layout is not None:
         x = x.to(memory_format=layout)  # unlike contiguous(), it also settles the layout of a single channel
     form = "block"
-    if input_parts == UNITS:
+    if input_parts == UNITS and x.dtype in _FULL_PRECISION:
         positions = x.shape[0] * math.prod(x.shape[2:]) // (1 if geometry.transposed else math.prod(geometry.stride))
         area = math.prod(weight.shape[3:])
         form = kernels.choose_conv_form(x.device, channels_in, weight.shape[1], geometry.groups, area, positions)
@@ -125,9 +124,10 @@ def conv(
     if padding == "valid":
         padding = 0
     elif isinstance(padding, str):
-        padding, missing = _same_padding(weight.shape[3:], dilation)
-        if any(missing):
-            x = F.pad(x, [side for m in reversed(missing) for side in (0, m)])
+        sides = same_padding(weight.shape[3:], dilation)
+        padding = [near for near, _ in sides]
+        if any(far > near for near, far in sides):  # the convolution itself pads both sides alike
+            x = F.pad(x, [more for near, far in reversed(sides) for more in (0, far - near)])
     geometry = Geometry(
         stride=tuple_of(stride, space),
         padding=tuple_of(padding, space),
@@ -174,9 +174,8 @@ def max_pool(
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
     ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Quaternion max-pooling: of each window the quaternion of largest modulus, whole.
+) -> tuple[Tensor, Tensor]:
+    """Quaternion max-pooling: of each window the quaternion of largest modulus, whole; and where it stood.
 
     ``x`` is ``(batch, 4*C, *space)``; the indices are those of torch, one per quaternion: ``(batch, C, *space)``.
     """
@@ -186,18 +185,17 @@ def max_pool(
     h = split(x, 1)
     pool: Any = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[space - 1]
     with torch.no_grad():
-        size = h.square().sum(1)
+        r, i, j, k = h.unbind(1)
+        size = torch.hypot(torch.hypot(r, i), torch.hypot(j, k))  # no square leaves the range of the dtype
         _, indices = pool(size, kernel_size, stride, padding, dilation, ceil_mode=ceil_mode, return_indices=True)
     picked = indices.flatten(2).unsqueeze(1).expand(-1, 4, -1, -1)
     y = h.flatten(3).gather(3, picked).view(x.shape[0], x.shape[1], *indices.shape[2:])
-    y = in_layout_of(x, y)
-    return (y, indices) if return_indices else y
+    return in_layout_of(x, y), indices
 
 
 def mod_relu(x: Float[Tensor, "..."], bias: Float[Tensor, " n"], dim: int = 1) -> Float[Tensor, "..."]:
     r"""The modulus through a shifted ReLU, the direction kept: :math:`\mathrm{ReLU}(|q| + b)\, q / |q|`, 0 at 0."""
-    h = split(x, dim)
-    dim = dim % x.dim()
+    h, dim = split(x, dim), axis(x, dim)
     shape = [1] * h.dim()
     shape[dim + 1] = -1
     size = algebra.modulus(h, dim, keepdim=True)
@@ -207,11 +205,17 @@ def mod_relu(x: Float[Tensor, "..."], bias: Float[Tensor, " n"], dim: int = 1) -
 
 def modulus(x: Float[Tensor, "..."], dim: int = 1) -> Float[Tensor, "..."]:
     """The modulus of every quaternion of an activation: size 4*C along ``dim`` becomes C. Gradient 0 at 0."""
-    return algebra.modulus(split(x, dim), dim % x.dim())
+    return algebra.modulus(split(x, dim), axis(x, dim))
 
 
 def dropout(
-    x: Float[Tensor, "..."], p: float = 0.5, training: bool = True, dim: int = 1, channelwise: bool = False
+    x: Float[Tensor, "..."],
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    *,
+    dim: int = 1,
+    channelwise: bool = False,
 ) -> Float[Tensor, "..."]:
     """Zero whole quaternions with probability ``p`` and scale the rest by ``1/(1-p)``.
 
@@ -219,13 +223,15 @@ def dropout(
     """
     if not training or p == 0:
         return x
-    h = split(x, dim)
-    dim = dim % x.dim()
+    h, dim = split(x, dim), axis(x, dim)
     shape = list(h.shape)
     shape[dim] = 1
     if channelwise:
         shape[dim + 2 :] = [1] * (h.dim() - dim - 2)
     keep = F.dropout(torch.ones(shape, dtype=x.dtype, device=x.device), p)
+    if inplace:
+        h.mul_(keep)
+        return x
     return (h * keep).flatten(dim, dim + 1)
 
 
@@ -233,8 +239,8 @@ def cat(tensors: Sequence[Float[Tensor, "..."]], dim: int = 1) -> Float[Tensor, 
     """Join activations along their quaternion channels. ``torch.cat`` would mix the components up."""
     if not tensors:
         raise ValueError("cat needs at least one tensor.")
-    dim = dim % tensors[0].dim()
-    return torch.cat([split(t, dim) for t in tensors], dim + 1).flatten(dim, dim + 1)
+    dim = axis(tensors[0], dim)
+    return in_layout_of(tensors[0], torch.cat([split(t, dim) for t in tensors], dim + 1).flatten(dim, dim + 1))
 
 
 def encode_gray(x: Float[Tensor, "..."], dim: int = 1) -> Float[Tensor, "..."]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quern.algebra import UNIT_SIGN, UNITS
 from quern.layout import swap_channel_order
-from quern.watch import needs_plain
+from quern.watch import gradients_of, needs_gradients_by_autograd, needs_plain
 
 Form = Literal["block", "hadamard"]
 
@@ -107,11 +107,11 @@ def choose_conv_form(
     return "hadamard" if enough else "block"
 
 
-def choose_linear_form(device: torch.device, features_in: int, features_out: int) -> Form:
-    """The faster form for a linear map of quaternion vectors; as :func:`choose_conv_form`."""
+def choose_linear_form(device: torch.device, features_in: int, features_out: int, rows: int) -> Form:
+    """The faster form for a linear map of ``rows`` quaternion vectors; as :func:`choose_conv_form`."""
     if torch.compiler.is_exporting() or device.type != "cpu":
         return "block"
-    return "hadamard" if min(features_in, features_out) >= 256 else "block"
+    return "hadamard" if min(features_in, features_out) >= 256 and rows >= 32 else "block"
 
 
 # -------------------------------------------------------------------------------------------------- weights, cached
@@ -269,14 +269,15 @@ class _HadamardConvolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (grad,) = grads
-        x, first, second, bias = ctx.saved_tensors
+        x, first, second, _ = ctx.saved_tensors
         geometry: Geometry = ctx.geometry
         need_x, need_first, need_second, need_bias, _ = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # second derivatives are wanted: let autograd see every step
-            wanted = [t for t, need in zip((x, first, second, bias), ctx.needs_input_grad[:4], strict=True) if need]
-            y = hadamard_convolution_plain(x, first, second, bias, geometry)
-            found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True))
-            return *(next(found) if need else None for need in ctx.needs_input_grad[:4]), None
+        if needs_gradients_by_autograd(grad):
+
+            def plain(x: Tensor, first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
+                return hadamard_convolution_plain(x, first, second, bias, geometry)
+
+            return *gradients_of(plain, ctx.saved_tensors, ctx.needs_input_grad[:4], grad), None
 
         grad_x = torch.empty_like(x) if need_x else None
         grad_first = grad_second = None

@@ -1,7 +1,8 @@
 """How quaternions lie in real tensors: sizes, axes, memory layouts, and the refusals when they do not fit."""
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -37,16 +38,22 @@ def check_padding(padding: int | Sequence[int] | str, stride: Sequence[int]) -> 
         raise ValueError("padding='same' needs stride 1: with a larger stride the size cannot stay the same.")
 
 
-def in_layout_of(x: Tensor, y: Tensor) -> Tensor:
-    """``y`` in channels_last if the images ``x`` are."""
-    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
-        return y.contiguous(memory_format=torch.channels_last)
-    return y
+def same_padding(kernel: Sequence[int], dilation: Sequence[int]) -> list[tuple[int, int]]:
+    """Near and far padding of each axis that keep its size at stride 1; an even kernel has one more on the far side."""
+    total = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+    return [(t // 2, t - t // 2) for t in total]
+
+
+def axis(x: Tensor, dim: int) -> int:
+    """``dim`` counted from the front, or a sentence if ``x`` has no such axis."""
+    if not -x.dim() <= dim < x.dim():
+        raise ValueError(f"the quaternions should be on dim {dim}, but the input's shape is {tuple(x.shape)}.")
+    return dim % x.dim()
 
 
 def split(x: Tensor, dim: int) -> Tensor:
     """A view with the quaternion axis taken apart: size 4 at ``dim`` and C after it."""
-    dim = dim % x.dim()
+    dim = axis(x, dim)
     return x.unflatten(dim, (4, quaternions(x.shape[dim], f"the size of dim {dim}")))
 
 
@@ -64,10 +71,25 @@ def weight_layout(weight: Tensor) -> torch.memory_format | None:
     return None
 
 
+def is_channels_last(x: Tensor) -> bool:
+    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+
+
+def in_layout_of(x: Tensor, y: Tensor) -> Tensor:
+    """``y`` in channels_last if the images ``x`` are."""
+    return y.contiguous(memory_format=torch.channels_last) if is_channels_last(x) else y
+
+
 def swap_channel_order(x: Tensor, outer: int, inner: int) -> Tensor:
-    """Channels indexed (outer, inner, rest) become (inner, outer, rest)."""
+    """Channels indexed (outer, inner, rest) become (inner, outer, rest); the layout of images is kept."""
+    if is_channels_last(x):
+        return x.movedim(1, -1).unflatten(-1, (outer, inner, -1)).transpose(-3, -2).flatten(-3).movedim(-1, 1)
     return x.unflatten(1, (outer, inner, -1)).transpose(1, 2).flatten(1, 3)
 
 
 def tuple_of(value: int | Sequence[int], length: int) -> tuple[int, ...]:
-    return (value,) * length if isinstance(value, int) else tuple(value)
+    """One number per axis, from one for all or a sequence of them."""
+    numbers = tuple(value) if isinstance(value, Iterable) else (value,)
+    if len(numbers) not in (1, length):
+        raise ValueError(f"{value}, but it must be one number or {length} numbers.")
+    return tuple(operator.index(n) for n in (numbers * length if len(numbers) == 1 else numbers))

@@ -2,7 +2,8 @@
 
 Each takes raw images (the first layer knows their components), ends in real class scores, and has a real-valued twin of
 about the same number of parameters. Networks come in the channels_last layout, the faster one on CPUs; values are the
-same in any layout.
+same in any layout. Max-pooling takes the maximum of each component, as the authors' code does;
+``quern.nn.QMaxPool2d`` pools whole quaternions.
 """
 
 from collections.abc import Sequence

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from quern.layout import in_layout_of, split
-from quern.watch import needs_plain
+from quern.watch import gradients_of, needs_gradients_by_autograd, needs_plain
 
 
 def _per_channel(v: Tensor, x: Tensor) -> Tensor:
@@ -21,9 +21,14 @@ def _moving(running: Tensor, batch: Tensor, momentum: float) -> None:
     running.mul_(1 - momentum).add_(batch.detach().to(running.dtype), alpha=momentum)
 
 
+def _at_least_single(x: Tensor) -> Tensor:
+    """Statistics of half precision numbers are taken in single precision."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def _samples(x: Tensor) -> int:
     n = x.numel() // max(1, x.shape[1])
-    if n <= 1:
+    if n == 1:
         raise ValueError(f"training needs more than one value per neuron, but the input's shape is {tuple(x.shape)}.")
     return n
 
@@ -49,7 +54,9 @@ def batch_norm(
             raise ValueError("batch_norm needs running statistics where it does not take them from the batch.")
         return _affine(x, running_mean, running_var, weight, bias, eps)
     n = _samples(x)
-    if x.device.type != "cpu" or needs_plain(x, weight, bias):
+    if n == 0:
+        return x.clone()
+    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64) or needs_plain(x, weight, bias):
         y, mean, var = _batch_norm_plain(x, weight, bias, eps)
     else:
         y, mean, var = _BatchNorm.apply(x, weight, bias, eps)  # pyright: ignore[reportGeneralTypeIssues]
@@ -70,12 +77,13 @@ def _batch_norm_plain(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, mean ``(4, n)`` and variance ``(n,)`` by ordinary differentiable operations."""
+    dtype, x = x.dtype, _at_least_single(x)
     spread, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
     mean, var = mean.view(4, -1), spread.view(4, -1).sum(0)
     scale = torch.rsqrt(var + eps) if weight is None else torch.rsqrt(var + eps) * weight
     shift = -mean * scale if bias is None else bias - mean * scale
     y = torch.addcmul(_per_channel(shift.flatten(), x), x, _per_channel(scale.repeat(4), x))
-    return y, mean, var
+    return y.to(dtype), mean, var
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -98,11 +106,12 @@ class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, weight, bias, mean, var = ctx.saved_tensors
-        if torch.is_grad_enabled():  # second derivatives are wanted: let autograd see every step
-            wanted = [t for t, need in zip((x, weight, bias), ctx.needs_input_grad[:3], strict=True) if need]
-            y, _, _ = _batch_norm_plain(x, weight, bias, ctx.eps)
-            found = iter(torch.autograd.grad(y, wanted, grads[0], create_graph=True))
-            return *(next(found) if need else None for need in ctx.needs_input_grad[:3]), None
+        if needs_gradients_by_autograd(grads[0]):
+
+            def plain(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+                return _batch_norm_plain(x, weight, bias, ctx.eps)[0]
+
+            return *gradients_of(plain, (x, weight, bias), ctx.needs_input_grad[:3], grads[0]), None
         inverse = torch.rsqrt(var + ctx.eps)
         scale = inverse if weight is None else inverse * weight
         # As if the statistics were constants: s g, and the sums of g (x - mu) / sigma and of g over batch and space.
@@ -141,7 +150,24 @@ def whiten(
 
     Unlike the eigenvectors of the covariance, its Cholesky factor has a finite gradient when eigenvalues coincide.
     """
-    h = split(x, 1).movedim(2, 0).movedim(1, 2).flatten(2)  # (C, 4, batch * space)
+    arguments = (x, running_mean, running_cov, weight, bias, training, momentum, eps)
+    if not torch.amp.is_autocast_available(x.device.type):
+        return _whiten(*arguments)
+    with torch.autocast(x.device.type, enabled=False):  # a covariance in half precision need not be positive
+        return _whiten(*arguments)
+
+
+def _whiten(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_cov: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    h = _at_least_single(split(x, 1)).movedim(2, 0).movedim(1, 2).flatten(2)  # (C, 4, batch * space)
     if training:
         n = _samples(x)
         mean = h.mean(2)
@@ -154,15 +180,17 @@ def whiten(
         if running_mean is None or running_cov is None:
             raise ValueError("whiten needs running statistics where it does not take them from the batch.")
         centred = h - running_mean.T.unsqueeze(2)
-        cov = running_cov.permute(2, 0, 1)
-    root = torch.linalg.cholesky(cov + eps * torch.eye(4, dtype=cov.dtype, device=cov.device))
+        cov = running_cov.permute(2, 0, 1).to(h.dtype)
+    # A covariance known only up to rounding may miss being positive by as much: eps is at least that.
+    rounding = 4 * torch.finfo(cov.dtype).eps * cov.diagonal(dim1=1, dim2=2).sum(1).view(-1, 1, 1)
+    root = torch.linalg.cholesky(cov + (eps + rounding) * torch.eye(4, dtype=cov.dtype, device=cov.device))
     white = torch.linalg.solve_triangular(root, centred, upper=False)
     if weight is not None:
-        white = weight.permute(2, 0, 1) @ white
+        white = weight.permute(2, 0, 1).to(h.dtype) @ white
     if bias is not None:
         white = white + bias.T.unsqueeze(2)
     y = white.view(*white.shape[:2], x.shape[0], *x.shape[2:])  # (C, 4, batch, *space)
-    return in_layout_of(x, y.movedim(2, 0).movedim(2, 1).flatten(1, 2))
+    return in_layout_of(x, y.movedim(2, 0).movedim(2, 1).flatten(1, 2).to(x.dtype))
 
 
 def layer_norm(
@@ -179,7 +207,7 @@ def layer_norm(
     shape = tuple(normalized_shape)
     if tuple(x.shape[x.dim() - len(shape) :]) != shape:
         raise ValueError(f"the last axes of the input must be {shape}, but its shape is {tuple(x.shape)}.")
-    h = split(x, -1)
+    h = _at_least_single(split(x, -1))
     dims = [d for d in range(-len(shape) - 1, 0) if d != -2]
     spread, mean = torch.var_mean(h, dims, correction=0, keepdim=True)
     y = (h - mean) * torch.rsqrt(spread.sum(-2, keepdim=True) + eps)
@@ -187,4 +215,4 @@ def layer_norm(
         y = y * weight.unsqueeze(-2)
     if bias is not None:
         y = y + bias.movedim(0, -2)
-    return y.flatten(-2)
+    return y.flatten(-2).to(x.dtype)

@@ -34,8 +34,10 @@ def _assert_close(found: Any, wanted: Any, what: str) -> None:
     assert pairs, f"{what}: there is nothing to compare."
     for a, b in pairs:
         assert a.shape == b.shape, f"{what}: the shapes are {tuple(a.shape)} and {tuple(b.shape)}."
-        scale = max(1.0, float(b.detach().abs().max())) if b.numel() else 1.0
-        worst = float((a.detach() - b.detach()).abs().max()) / scale if b.numel() else 0.0
+        if b.numel() == 0:
+            continue
+        scale = b.detach().abs().max().clamp_min(torch.finfo(b.dtype).tiny)
+        worst = float((a.detach() - b.detach()).abs().max() / scale)
         assert worst <= tolerance(b.dtype), f"{what}: the largest relative difference is {worst:.3g}."
 
 
@@ -60,11 +62,11 @@ def assert_matches_real(layer: nn.Module, real: Callable[..., Any], *inputs: Ten
     def combine(value: Any) -> Tensor:
         return torch.stack([(t * w).sum() for t, w in zip(_tensors(value), weights, strict=True)]).sum()
 
+    inputs = tuple(t.detach().clone() for t in inputs)  # the caller's stay as they are
     variables = [(f"input {n}", t) for n, t in enumerate(inputs) if t.is_floating_point()]
     variables += [(name, p) for name, p in layer.named_parameters() if p.requires_grad]
-    for _, variable in variables:
-        variable.requires_grad_(True)
-    gradients = torch.autograd.grad(combine(layer(*inputs)), [v for _, v in variables])
+    leaves = [t.requires_grad_() for _, t in variables]
+    gradients = torch.autograd.grad(combine(layer(*inputs)), leaves)
     for (name, variable), gradient in zip(variables, gradients, strict=True):
         assert gradient.isfinite().all(), f"the gradient of {name} is not finite."
         direction = torch.randn_like(variable)
@@ -86,6 +88,12 @@ def assert_module_laws(make: Callable[..., nn.Module], *inputs: Tensor) -> None:
     before, and gradients that are finite, all-zero inputs included.
     """
     layer = make(device="cpu", dtype=torch.float64).eval()
+    with torch.no_grad():
+        for parameter in layer.parameters():  # away from special values, which a new layer has too
+            parameter.add_(torch.rand_like(parameter) / 4)
+        for buffer in layer.buffers():
+            if buffer.is_floating_point():
+                buffer.mul_(1.5)
     wanted = layer(*inputs)
 
     file = io.BytesIO()

@@ -25,7 +25,6 @@ class Case:
     inputs: tuple[tuple[int, ...] | Tensor, ...]  # shapes of float inputs, or the input itself
     real: Callable[..., Any]
     training: bool = False  # whether the oracle describes training rather than eval
-    exportable: bool = True  # whether torch's own counterpart can be exported
 
     def build(self, dtype: torch.dtype = F64) -> nn.Module:
         """The layer with random parameters and statistics, none of them at a special value."""
@@ -37,6 +36,9 @@ class Case:
             for name, b in layer.named_buffers():
                 if name.endswith("running_mean"):
                     b.copy_(torch.randn_like(b))
+                elif name.endswith("running_cov"):
+                    root = torch.randn(b.shape[2], 4, 4, dtype=b.dtype) / 4 + torch.eye(4, dtype=b.dtype)
+                    b.copy_((root @ root.mT).permute(1, 2, 0))
                 elif name.endswith("running_var"):
                     b.copy_(torch.rand_like(b) + 0.5)
         return layer.train(self.training)
@@ -224,7 +226,7 @@ def real_attention(layer: Any, query: Tensor, key: Tensor, value: Tensor) -> Any
 
 
 def case(name: str, layer: Callable[..., nn.Module], arguments: tuple, shape: Any, real: Any, **options: Any) -> Case:
-    flags = {k: options.pop(k) for k in ("training", "exportable") if k in options}
+    flags = {k: options.pop(k) for k in ("training",) if k in options}
     inputs = shape if isinstance(shape, list) else [shape]
     return Case(name, lambda **factory: layer(*arguments, **options, **factory), tuple(inputs), real, **flags)
 

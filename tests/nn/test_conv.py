@@ -3,9 +3,11 @@
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from quern import functional, kernels
 from quern import nn as qnn
@@ -38,8 +40,21 @@ def test_cat_joins_quaternion_channels() -> None:
     parts = [torch.cat([p, q], 1) for p, q in zip(a.chunk(4, 1), b.chunk(4, 1), strict=True)]
     assert torch.equal(joined, torch.cat(parts, 1))
     assert torch.equal(qnn.cat([a.mT, b.mT], dim=-1), joined.mT)
+    images = torch.randn(2, 8, 3, 3).to(memory_format=torch.channels_last)
+    assert qnn.cat([images, images]).is_contiguous(memory_format=torch.channels_last)
+    with pytest.raises(ValueError, match="should be on dim 3"):
+        qnn.cat([a, b], dim=3)
     with pytest.raises(ValueError, match="at least one"):
         qnn.cat([])
+
+
+@pytest.mark.parametrize("form", ["block", "hadamard"])
+def test_channels_last_is_kept_by_grouped_convolutions(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "choose_conv_form", lambda *sizes: form)
+    layer, x = qnn.QConv2d(16, 8, 3, groups=2), torch.randn(2, 16, 5, 5)
+    found = layer(x.to(memory_format=torch.channels_last))
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(found, layer(x))
 
 
 @pytest.mark.parametrize("parts", ["r", "ijk", "rijk"])
@@ -152,11 +167,32 @@ class TestCache:
     def test_training_drops_it(self) -> None:
         with torch.no_grad():
             self.layer(self.x)
-            assert self.layer._cache._kept
+            assert self.layer._cache._state[1]
             self.layer.train()
-            assert not self.layer._cache._kept
+            assert not self.layer._cache._state[1]
             self.layer(self.x)
-            assert not self.layer._cache._kept
+            assert not self.layer._cache._state[1]
+
+    @torch.no_grad()
+    @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own forward mode uses it
+    def test_tracers_leave_nothing_behind(self) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        wanted = self.fresh()
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            self.layer(mode.from_tensor(self.x))
+        assert torch.equal(self.layer(self.x), wanted)
+        torch.func.jvp(self.layer, (self.x,), (self.x,))
+        assert torch.equal(self.layer(self.x), wanted)
+
+    @torch.no_grad()
+    def test_tracers_do_not_take_it_for_a_constant(self) -> None:
+        zeros = {name: torch.zeros_like(p) for name, p in self.layer.named_parameters()}
+        self.layer(self.x)
+        graph = make_fx(lambda p, x: torch.func.functional_call(self.layer, p, (x,)))(
+            dict(self.layer.named_parameters()), self.x
+        )
+        assert float(graph(zeros, self.x).abs().max()) == 0
 
     def test_inference_mode_leaves_nothing_unusable(self) -> None:
         with torch.inference_mode():
@@ -200,6 +236,13 @@ class TestCache:
         (lambda: qnn.QConv2d(8, 8, 3)(torch.ones(8, 5)), "but the input's shape is (8, 5)"),
         (lambda: qnn.QLinear(8, 8)(torch.ones(2, 7)), "the last axis of the input must have size 8"),
         (lambda: qnn.QConvTranspose1d(4, 4, 3, stride=2)(torch.ones(1, 4, 3), [12]), "this layer can make 7 to 8"),
+        (lambda: qnn.QConvTranspose2d(4, 4, 3)(torch.ones(1, 4, 3, 3), [5]), "it must name 2 sizes"),
+        (lambda: qnn.QConv2d(4, 4, 3, stride=0), "stride is 0, but it must be at least 1"),
+        (lambda: qnn.QConv2d(4, 4, 0), "kernel_size is 0, but it must be at least 1"),
+        (lambda: qnn.QConv2d(4, 4, 3, padding=-1), "padding is -1, but it must be at least 0"),
+        (lambda: qnn.Modulus()(torch.ones(8)), "the quaternions should be on dim 1, but the input's shape is (8,)"),
+        (lambda: qnn.QModReLU(8, dim=-3)(torch.ones(2, 8)), "the quaternions should be on dim -3"),
+        (lambda: qnn.QDropout2d()(torch.ones(8, 4, 4)), "QDropout2d takes (batch, 4*C, height, width)"),
     ],
 )
 def test_refusals_are_one_clear_sentence(make, sentence: str) -> None:
@@ -243,3 +286,12 @@ def test_parameter_count_is_a_quarter_and_repr_is_like_torchs() -> None:
     assert repr(ours) == "Q" + repr(real)
     assert repr(qnn.QLinear(8, 4)) == "Q" + repr(nn.Linear(8, 4))
     assert repr(qnn.QConv2d(3, 4, 1, input_parts="ijk")).endswith("input_parts='ijk')")
+
+
+@pytest.mark.unchecked
+def test_sizes_of_other_types() -> None:
+    layer = qnn.QConv2d(8, 8, np.int64(3), padding=np.int64(1))  # pyright: ignore
+    assert layer.kernel_size == (3, 3)
+    assert layer(torch.ones(1, 8, 4, 4)).shape == (1, 8, 4, 4)
+    with pytest.raises(ValueError, match="padding of a transposed convolution must be numbers"):
+        qnn.QConvTranspose2d(4, 4, 3, padding="same")  # pyright: ignore

@@ -9,10 +9,7 @@ from quern import nn as qnn
 
 
 class Orkis(nn.Module):
-    """A layer with that library's parameters, computing what its documentation says: the block of the four tensors.
-
-    ``inputs`` is the axis of its weights that runs over inputs: 1 for convolutions, 0 for linear and transposed ones.
-    """
+    """A layer with that library's parameters; ``call`` computes from the rows of its block what that library does."""
 
     def __init__(self, shape: tuple[int, ...], bias: int, call) -> None:
         super().__init__()
@@ -74,6 +71,13 @@ def test_orkis_problems_are_named() -> None:
         qnn.from_orkis({f"a.{k}": v for k, v in state.items() if k != "k_weight"}, nn.Sequential())
     with pytest.raises(ValueError, match="has a layer 'a', but the model has none"):
         qnn.from_orkis({f"a.{k}": v for k, v in state.items()}, nn.Sequential())
+    with pytest.raises(ValueError, match="'a' of the state_dict lacks r_weight"):
+        qnn.from_orkis({f"a.{k}": v for k, v in state.items() if k != "r_weight"}, nn.Sequential())
+    grouped = nn.Sequential(qnn.QConv2d(8, 8, 3, groups=2))
+    with pytest.raises(ValueError, match="'0' has groups=2"):
+        qnn.from_orkis({f"0.{k}": v for k, v in state.items()}, grouped)
+    with pytest.raises(ValueError, match="rotation layer"):
+        qnn.from_orkis({**state, "zero_kernel": torch.zeros(1)}, nn.Sequential())
     with pytest.raises(ValueError, match="is a ReLU"):
         qnn.from_orkis({f"0.{k}": v for k, v in state.items()}, nn.Sequential(nn.ReLU()))
 
@@ -136,6 +140,31 @@ def test_every_layer_that_cannot_be_converted_is_named() -> None:
         qnn.quaternionize(network, keep=["head"])
     with pytest.raises(ValueError, match="the module"):
         qnn.quaternionize(nn.Bilinear(4, 4, 4))
+
+
+def test_empty_containers_modes_and_the_axis_of_dropout() -> None:
+    network = nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.2), nn.Sequential(), qnn.QModReLU(8))
+    network[1].eval()
+    ours = qnn.quaternionize(network)
+    assert isinstance(ours, nn.Sequential)
+    assert [layer.training for layer in ours] == [layer.training for layer in network]
+    assert isinstance(ours[2], qnn.QDropout)
+    assert ours[2].dim == 1
+    sequences = qnn.quaternionize(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5, inplace=True)))
+    assert isinstance(sequences, nn.Sequential)
+    assert isinstance(sequences[1], qnn.QDropout)
+    assert (sequences[1].dim, sequences[1].inplace) == (-1, True)
+    assert sequences(torch.randn(2, 12, 8)).shape == (2, 12, 8)
+
+
+def test_what_quaternionize_keeps_and_refuses() -> None:
+    plain = nn.Sequential(nn.BatchNorm2d(8, affine=False, dtype=torch.float64))
+    assert all(b.dtype == torch.float64 for b in qnn.quaternionize(plain).buffers() if b.is_floating_point())
+    named = qnn.quaternionize(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 10)), keep="1")
+    assert isinstance(named, nn.Sequential)
+    assert isinstance(named[0], qnn.QLinear)
+    with pytest.raises(ValueError, match="several axes"):
+        qnn.quaternionize(nn.LayerNorm([8, 6, 8]))
 
 
 def test_a_single_layer() -> None:

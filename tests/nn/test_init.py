@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from quern import algebra, kernels
+from quern import algebra
 from quern import nn as qnn
 from quern.nn import init
+from tests import oracle
 
 
 @pytest.mark.parametrize("parts", ["r", "ijk", "rijk"])
@@ -17,7 +18,8 @@ def test_he_keeps_the_variance_through_a_relu_layer(parts: str) -> None:
     width = 128 * len(parts)
     layer = qnn.QLinear(width, 1024, bias=False, input_parts=parts)
     x = torch.randn(500, width).relu()
-    assert abs(float(layer(x).detach().var()) - 1) < 0.06
+    for component in layer(x).detach().chunk(4, 1):
+        assert abs(float(component.var()) - 1) < 0.12
 
 
 def test_he_through_a_convolution_and_glorot_without_relu() -> None:
@@ -57,7 +59,7 @@ def test_unitary() -> None:
 def test_orthogonal_in_the_block(shape: tuple[int, ...]) -> None:
     weight = torch.empty(shape, dtype=torch.float64)
     init.orthogonal_(weight, gain=3.0)
-    block = kernels.block_weight(weight.flatten(2)) / 3
+    block = torch.from_numpy(oracle.block(weight.flatten(2).numpy())) / 3
     gram = block @ block.T if block.shape[0] <= block.shape[1] else block.T @ block
     torch.testing.assert_close(gram, torch.eye(len(gram), dtype=torch.float64), rtol=1e-10, atol=1e-10)
 

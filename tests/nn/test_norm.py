@@ -138,3 +138,34 @@ def test_per_sample_gradients_see_through_batch_norm_in_eval() -> None:
     assert found["weight"].shape == (3, 2)
     total = torch.func.grad(lambda w: torch.func.functional_call(norm, w, (x,)).square().sum())(weights)
     torch.testing.assert_close(found["bias"].sum(0), total["bias"])
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "make", [lambda: qnn.QBatchNorm2d(8), lambda: qnn.QWhiteningBatchNorm2d(8), lambda: qnn.QLayerNorm(8)]
+)
+def test_half_precision_in_and_out(make, dtype: torch.dtype, training: bool) -> None:
+    """Under autocast, with half precision parameters, and with half precision inputs only."""
+    x = torch.randn(4, 8, 6, 8) * (100 if training else 1)
+    wanted = make().train(training)(x)
+    half = x.to(dtype)
+    with torch.autocast("cpu", dtype):
+        found = [make().train(training)(half)]
+    found += [make().train(training)(half), make().to(dtype).train(training)(half)]
+    for y in found:
+        assert y.dtype == dtype
+        torch.testing.assert_close(y.float(), wanted, rtol=0.05, atol=0.05)
+
+
+def test_whitening_of_large_degenerate_inputs() -> None:
+    """Four equal components have a covariance of rank one, at any scale."""
+    x = torch.randn(8, 1, 6, 6).repeat(1, 4, 1, 1)
+    for scale in (1e-3, 1.0, 30.0, 1e4):
+        assert qnn.QWhiteningBatchNorm2d(4)(scale * x).isfinite().all()
+
+
+def test_an_empty_batch_leaves_the_statistics_alone() -> None:
+    norm = qnn.QBatchNorm2d(8)
+    assert norm(torch.ones(0, 8, 3, 3)).shape == (0, 8, 3, 3)
+    assert torch.equal(norm.get_buffer("running_var"), torch.ones(2))

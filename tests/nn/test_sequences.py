@@ -164,9 +164,28 @@ class TestAttention:
         layer, x = qnn.QMultiheadAttention(16, 2), torch.randn(3, 2, 16)
         with pytest.raises(ValueError, match="all have 3 axes"):
             layer(x, x[0], x)
+        with pytest.raises(ValueError, match="3 keys for 2 sequences, but 2 values for 2"):
+            layer(x, x, x[:2])
+        with pytest.raises(ValueError, match="1 sequences of queries, but 2 of keys"):
+            layer(x[:, :1], x, x)
+        with pytest.raises(ValueError, match="a mask must be boolean or floating-point"):
+            layer(x, x, x, attn_mask=torch.ones(3, 3, dtype=torch.uint8))
         with pytest.raises(ValueError, match="give the mask too"):
             layer(x, x, x, is_causal=True)
         with pytest.raises(ValueError, match="attn_mask must be"):
             layer(x, x, x, attn_mask=torch.ones(2, 2))
         with pytest.raises(ValueError, match="key_padding_mask must be"):
             layer(x, x, x, key_padding_mask=torch.ones(3, 3, dtype=torch.bool))
+
+
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_compiled_training(ours, theirs) -> None:
+    layer, x = ours(8, 8, num_layers=2), torch.randn(3, 5, 8)
+    wanted = torch.autograd.grad(layer(x)[0].square().sum(), list(layer.parameters()))
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager")
+    found = torch.autograd.grad(compiled(x)[0].square().sum(), list(layer.parameters()))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b)

@@ -39,6 +39,10 @@ def test_dropout_extremes_seed_and_refusal(make) -> None:
     first = make(0.5)(x)
     torch.manual_seed(3)
     assert torch.equal(make(0.5)(x), first)
+    changed = x.clone()
+    torch.manual_seed(3)
+    assert make(0.5, True)(changed) is changed
+    assert torch.equal(changed, first)
     with pytest.raises(ValueError, match="between 0 and 1"):
         make(1.5)
 
@@ -62,7 +66,20 @@ def test_max_pool_windows_are_torchs(ours, theirs, shape: tuple[int, ...], ceil_
     assert torch.equal(indices, wanted)
     assert repr(ours(3)) == "Q" + repr(theirs(3))
     with pytest.raises(ValueError, match="axes"):
-        ours(2)(torch.ones(8, 4))
+        ours(2)(torch.ones(8))
+    torch.testing.assert_close(ours(2)(x[0]), ours(2)(x)[0])
+    _, where = ours(2, return_indices=True)(x[0])
+    assert torch.equal(where, ours(2, return_indices=True)(x)[1][0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("small", [1e-4, 300.0, 1e-25, 1e20])
+def test_max_pool_compares_what_cannot_be_squared(dtype: torch.dtype, small: float) -> None:
+    x = torch.tensor([small, 3 * small, 2 * small, 0.0]).repeat(4).view(1, 4, 4).to(dtype)
+    if x.isfinite().all() and (x[0, 0, :3] > 0).all():
+        assert torch.equal(qnn.QMaxPool1d(4)(x), x[:, :, 1:2])
+    else:
+        assert dtype == torch.float16  # such numbers do not exist there
 
 
 @pytest.mark.parametrize(
@@ -120,5 +137,6 @@ def test_embedding_padding_and_norm() -> None:
     often(torch.tensor([1, 1])).sum().backward()
     assert often.weight.grad is not None
     torch.testing.assert_close(often.weight.grad[:, 1], torch.ones(4, 1))
+    assert not qnn.QEmbedding(6, 8, padding_idx=0, max_norm=0.0)(torch.tensor([0, 1])).isnan().any()
     with pytest.raises(ValueError, match="rows 0 to 5"):
         qnn.QEmbedding(6, 8, padding_idx=6)

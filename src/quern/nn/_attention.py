@@ -94,6 +94,13 @@ class QMultiheadAttention(nn.Module):
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         elif not self.batch_first:
             query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+        if key.shape[:2] != value.shape[:2]:
+            raise ValueError(
+                f"there are {key.shape[1]} keys for {key.shape[0]} sequences, "
+                f"but {value.shape[1]} values for {value.shape[0]}."
+            )
+        if query.shape[0] != key.shape[0]:
+            raise ValueError(f"there are {query.shape[0]} sequences of queries, but {key.shape[0]} of keys.")
         k, v = self.k_proj(key), self.v_proj(value)
         mask = self._additive_mask(key_padding_mask, attn_mask, query, k)
         extra = []
@@ -151,6 +158,8 @@ class QMultiheadAttention(nn.Module):
 
 
 def _hiding(mask: Tensor, like: Tensor) -> Tensor:
-    if mask.dtype != torch.bool:
+    if mask.is_floating_point():
         return mask.to(like.dtype)
+    if mask.dtype != torch.bool:
+        raise ValueError(f"a mask must be boolean or floating-point, but this one is {mask.dtype}.")
     return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill(mask, -math.inf)

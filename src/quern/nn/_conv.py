@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from quern import functional as F
 from quern.algebra import UNITS
 from quern.cache import WeightCache
-from quern.layout import check_padding, check_parts, quaternions, tuple_of
+from quern.layout import check_padding, check_parts, quaternions, same_padding, tuple_of
 from quern.nn import init
 
 Size = int | Sequence[int]
@@ -51,12 +51,14 @@ class _QConvolution(nn.Module):
         if padding_mode not in PADDING_MODES or (self.transposed and padding_mode != "zeros"):
             known = ", ".join(PADDING_MODES[:1] if self.transposed else PADDING_MODES)
             raise ValueError(f"padding_mode is {padding_mode!r}, but this layer knows {known}.")
-        self.kernel_size = self._per_axis(kernel_size, "kernel_size")
-        self.stride = self._per_axis(stride, "stride")
-        self.dilation = self._per_axis(dilation, "dilation")
-        self.output_padding = self._per_axis(output_padding, "output_padding")
+        self.kernel_size = self._per_axis(kernel_size, "kernel_size", 1)
+        self.stride = self._per_axis(stride, "stride", 1)
+        self.dilation = self._per_axis(dilation, "dilation", 1)
+        self.output_padding = self._per_axis(output_padding, "output_padding", 0)
+        if self.transposed and isinstance(padding, str):
+            raise ValueError("the padding of a transposed convolution must be numbers, not a word.")
         check_padding(padding, self.stride)
-        self.padding = padding if isinstance(padding, str) else self._per_axis(padding, "padding")
+        self.padding = padding if isinstance(padding, str) else self._per_axis(padding, "padding", 0)
         self.padding_mode = padding_mode
         self.weight = nn.Parameter(torch.empty(4, out, inner // groups, *self.kernel_size, device=device, dtype=dtype))
         shift = nn.Parameter(torch.empty(4, out, device=device, dtype=dtype)) if bias else None
@@ -64,10 +66,13 @@ class _QConvolution(nn.Module):
         self._cache = WeightCache()
         self.reset_parameters()
 
-    def _per_axis(self, value: Size, name: str) -> tuple[int, ...]:
-        sizes = tuple_of(value, self.space)
-        if len(sizes) != self.space:
-            raise ValueError(f"{name} is {value}, but it must be one number or {self.space} numbers.")
+    def _per_axis(self, value: Size, name: str, least: int) -> tuple[int, ...]:
+        try:
+            sizes = tuple_of(value, self.space)
+        except ValueError as error:
+            raise ValueError(f"{name} is {error}") from None
+        if min(sizes) < least:
+            raise ValueError(f"{name} is {value}, but it must be at least {least}.")
         return sizes
 
     def reset_parameters(self) -> None:
@@ -90,62 +95,6 @@ class _QConvolution(nn.Module):
             return real.as_strided(t.shape, (t.shape[1] * real.stride(0), *real.stride()))
 
         return super()._apply(on_real_shape, recurse)
-
-    def _conv(self, x: Tensor) -> Tensor:
-        cache = None if self.training else self._cache
-        padding = self.padding
-        if self.padding_mode != "zeros":
-            x = TF.pad(x, self._pad_both_sides(), mode=self.padding_mode)
-            padding = 0
-        return F.conv(
-            x,
-            self.weight,
-            self.bias,
-            self.stride,
-            padding,
-            self.dilation,
-            self.groups,
-            input_parts=self.input_parts,
-            cache=cache,
-        )
-
-    def _pad_both_sides(self) -> list[int]:
-        """``torch.nn.functional.pad``'s list: last axis first, near side before far side."""
-        if isinstance(self.padding, tuple):
-            return [p for p in reversed(self.padding) for _ in (0, 1)]
-        total = [
-            d * (k - 1) if self.padding == "same" else 0 for k, d in zip(self.kernel_size, self.dilation, strict=True)
-        ]
-        return [side for t in reversed(total) for side in (t // 2, t - t // 2)]
-
-    def _conv_transpose(self, x: Tensor, output_size: Sequence[int] | None) -> Tensor:
-        assert isinstance(self.padding, tuple)
-        extra = self.output_padding if output_size is None else self._extra_for(x, output_size)
-        return F.conv_transpose(
-            x,
-            self.weight,
-            self.bias,
-            self.stride,
-            self.padding,
-            extra,
-            self.groups,
-            self.dilation,
-            cache=None if self.training else self._cache,
-        )
-
-    def _extra_for(self, x: Tensor, output_size: Sequence[int]) -> tuple[int, ...]:
-        """The output_padding that gives ``output_size`` (spatial axes, or all axes)."""
-        wanted = tuple(output_size)[-self.space :]
-        assert isinstance(self.padding, tuple)
-        extra = []
-        for n, k, s, p, d, w in zip(
-            x.shape[-self.space :], self.kernel_size, self.stride, self.padding, self.dilation, wanted, strict=True
-        ):
-            least = (n - 1) * s - 2 * p + d * (k - 1) + 1
-            if not least <= w < least + max(s, d):
-                raise ValueError(f"output_size {w} is out of reach: this layer can make {least} to {least + s - 1}.")
-            extra.append(w - least)
-        return tuple(extra)
 
     def extra_repr(self) -> str:
         said = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
@@ -205,7 +154,31 @@ class _QConv(_QConvolution):
         )
 
     def forward(self, input: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        return self._conv(input)
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = TF.pad(input, self._both_sides(), mode=self.padding_mode)
+            padding = 0
+        return F.conv(
+            input,
+            self.weight,
+            self.bias,
+            self.stride,
+            padding,
+            self.dilation,
+            self.groups,
+            input_parts=self.input_parts,
+            cache=None if self.training else self._cache,
+        )
+
+    def _both_sides(self) -> list[int]:
+        """``torch.nn.functional.pad``'s list: last axis first, near side before far side."""
+        if self.padding == "same":
+            sides = same_padding(self.kernel_size, self.dilation)
+        elif isinstance(self.padding, tuple):
+            sides = [(p, p) for p in self.padding]
+        else:
+            sides = [(0, 0)] * self.space
+        return [side for pair in reversed(sides) for side in pair]
 
 
 class _QConvTranspose(_QConvolution):
@@ -246,7 +219,37 @@ class _QConvTranspose(_QConvolution):
         )
 
     def forward(self, input: Float[Tensor, "..."], output_size: Sequence[int] | None = None) -> Float[Tensor, "..."]:
-        return self._conv_transpose(input, output_size)
+        return F.conv_transpose(
+            input,
+            self.weight,
+            self.bias,
+            self.stride,
+            self._padding,
+            self.output_padding if output_size is None else self._extra_for(input, output_size),
+            self.groups,
+            self.dilation,
+            cache=None if self.training else self._cache,
+        )
+
+    @property
+    def _padding(self) -> tuple[int, ...]:
+        assert isinstance(self.padding, tuple)  # words are for convolutions that are not transposed
+        return self.padding
+
+    def _extra_for(self, x: Tensor, output_size: Sequence[int]) -> tuple[int, ...]:
+        """The output_padding that gives ``output_size`` (the spatial axes, or all axes of the output)."""
+        if len(output_size) not in (self.space, x.dim()):
+            raise ValueError(f"output_size is {tuple(output_size)}, but it must name {self.space} sizes.")
+        extra = []
+        sizes = (x.shape, self.kernel_size, self.stride, self._padding, self.dilation, tuple(output_size))
+        for n, k, s, p, d, wanted in zip(*(size[-self.space :] for size in sizes), strict=True):
+            least = (n - 1) * s - 2 * p + d * (k - 1) + 1
+            if not least <= wanted < least + s:
+                raise ValueError(
+                    f"output_size {wanted} is out of reach: this layer can make {least} to {least + s - 1}."
+                )
+            extra.append(wanted - least)
+        return tuple(extra)
 
 
 class QConv1d(_QConv):

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor, nn
 
+from quern import algebra
 from quern.nn._conv import (
     QConv1d,
     QConv2d,
@@ -18,6 +19,14 @@ from quern.nn._dropout import QDropout, QDropout2d
 from quern.nn._linear import QLinear
 from quern.nn._norm import QBatchNorm1d, QBatchNorm2d, QBatchNorm3d, QLayerNorm
 
+_CONV = {
+    nn.Conv1d: QConv1d,
+    nn.Conv2d: QConv2d,
+    nn.Conv3d: QConv3d,
+    nn.ConvTranspose1d: QConvTranspose1d,
+    nn.ConvTranspose2d: QConvTranspose2d,
+    nn.ConvTranspose3d: QConvTranspose3d,
+}
 _ORKIS_PARTS = ("r_weight", "i_weight", "j_weight", "k_weight")
 
 
@@ -34,13 +43,17 @@ def from_orkis(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, 
     for key, value in state_dict.items():
         prefix, _, name = key.rpartition(".")
         dot = f"{prefix}." if prefix else ""
-        is_quaternion = f"{dot}r_weight" in state_dict
-        if name == "bias" and is_quaternion:
+        given = [part for part in _ORKIS_PARTS if dot + part in state_dict]
+        if not given:
+            result[key] = value
+        elif name == "bias":
             result[key] = value.view(4, -1)
-        elif name == "r_weight":
-            missing = [part for part in _ORKIS_PARTS if dot + part not in state_dict]
+        elif name == given[0]:
+            missing = [part for part in _ORKIS_PARTS if part not in given]
             if missing:
                 raise ValueError(f"the layer {prefix!r} of the state_dict lacks {', '.join(missing)}.")
+            if f"{dot}zero_kernel" in state_dict or f"{dot}scale_param" in state_dict:
+                raise ValueError(f"the layer {prefix!r} is a rotation layer, which quern does not have.")
             if prefix not in modules:
                 raise ValueError(f"the state_dict has a layer {prefix!r}, but the model has none of that name.")
             weight = torch.stack([state_dict[dot + part] for part in _ORKIS_PARTS])
@@ -53,31 +66,22 @@ def from_orkis(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, 
 def _orkis_weight(weight: Tensor, module: nn.Module, name: str) -> Tensor:
     if isinstance(module, QLinear):
         return weight.transpose(1, 2)
+    if not isinstance(module, tuple(_CONV.values())):
+        raise ValueError(f"the layer {name!r} is a {type(module).__name__}, which has no counterpart in that library.")
+    if module.groups != 1:
+        raise ValueError(f"the layer {name!r} has groups={module.groups}, which split components in that library.")
     if isinstance(module, QConvTranspose1d | QConvTranspose2d | QConvTranspose3d):
-        if module.groups != 1:
-            raise ValueError(f"the layer {name!r} is a grouped transposed convolution, which that library got wrong.")
-        sign = torch.tensor([1, -1, -1, -1], dtype=weight.dtype, device=weight.device)
-        return weight.transpose(1, 2) * sign.view(4, *[1] * (weight.dim() - 1))
-    if isinstance(module, QConv1d | QConv2d | QConv3d):
-        return weight
-    raise ValueError(f"the layer {name!r} is a {type(module).__name__}, which has no counterpart in that library.")
+        return algebra.conjugate(weight.transpose(1, 2))
+    return weight
 
 
-_CONV = {
-    nn.Conv1d: QConv1d,
-    nn.Conv2d: QConv2d,
-    nn.Conv3d: QConv3d,
-    nn.ConvTranspose1d: QConvTranspose1d,
-    nn.ConvTranspose2d: QConvTranspose2d,
-    nn.ConvTranspose3d: QConvTranspose3d,
-}
 _NORM = {nn.BatchNorm1d: QBatchNorm1d, nn.BatchNorm2d: QBatchNorm2d, nn.BatchNorm3d: QBatchNorm3d}
 
 # Layers that act on each real channel alone, and so on quaternions as they are.
 _SPLIT_WISE = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign),
     *(nn.Sigmoid, nn.LogSigmoid, nn.Tanh, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Hardshrink, nn.Softshrink),
-    *(nn.Tanhshrink, nn.Threshold, nn.RReLU, nn.Identity, nn.Flatten, nn.AlphaDropout),
+    *(nn.Tanhshrink, nn.Threshold, nn.RReLU, nn.Identity, nn.Flatten),
     *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.LPPool1d, nn.LPPool2d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
     *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
@@ -89,39 +93,47 @@ _SPLIT_WISE = (
 def quaternionize(module: nn.Module, keep: Collection[str] = ()) -> nn.Module:
     """The quaternion network of the same real widths, freshly initialised: a quarter of the weights.
 
-    Linear, Conv, ConvTranspose, BatchNorm, LayerNorm and Dropout layers (these with the quaternions on axis 1) are
-    replaced; layers that act on every channel alone (activations, pooling, padding, Flatten) stay. A layer with 3 or 1
-    input channels takes RGB (gray) images as they are. Layers named in ``keep``, for example a final ``nn.Linear`` with
-    10 outputs, stay real. Layers that cannot be converted are all named in one error; the given module is not changed.
+    Linear, Conv, ConvTranspose, BatchNorm, LayerNorm and Dropout layers are replaced; layers that act on every channel
+    alone (activations, pooling, padding, Flatten) stay. A layer with 3 or 1 input channels takes RGB (gray) images as
+    they are. Dropout takes the quaternions to be on axis 1 if the network has convolutions, else on the last axis.
+    Layers named in ``keep``, for example a final ``nn.Linear`` with 10 outputs, stay real. Layers that cannot be
+    converted are all named in one error; the given module is not changed.
+
+    Only layers are seen, not what ``forward`` does between them: a ``torch.cat`` of channels there must become
+    ``quern.nn.cat``.
     """
+    keep = (keep,) if isinstance(keep, str) else keep
     unknown = [name for name in keep if name not in dict(module.named_modules())]
     if unknown:
         raise ValueError(f"keep names {', '.join(unknown)}, which the network does not have.")
-    result = copy.deepcopy(module)
+    dropout_dim = 1 if any(type(m) in _CONV for m in module.modules()) else -1
     problems: list[str] = []
     done: dict[nn.Module, nn.Module] = {}  # a layer used twice stays one layer
 
     def convert(old: nn.Module, name: str) -> nn.Module:
-        if name in keep or isinstance(old, _SPLIT_WISE):
+        if name in keep or type(old) in _SPLIT_WISE or type(old).__module__.startswith("quern.nn."):
             return old
         if old in done:
             return done[old]
+        new = old
         try:
-            new = _quaternion_layer(old)
+            new = _quaternion_layer(old, dropout_dim)
         except ValueError as error:
             problems.append(f"{name or 'the module'} ({error})")
-            return old
         if new is None:
-            if not list(old.children()) or list(old.parameters(recurse=False)):
+            new = old
+            is_container = type(old) in (nn.Sequential, nn.ModuleList, nn.ModuleDict) or list(old.children())
+            if not is_container or list(old.parameters(recurse=False)):
                 problems.append(f"{name or 'the module'} (no quaternion form of {type(old).__name__} is known)")
             # not named_children(), which leaves out the second name of a layer used twice
             for child_name, child in [(n, m) for n, m in old._modules.items() if m is not None]:
                 setattr(old, child_name, convert(child, f"{name}.{child_name}" if name else child_name))
-            new = old
+        elif new is not old:
+            new.train(old.training)
         done[old] = new
-        return new.train(old.training)
+        return new
 
-    result = convert(result, "")
+    result = convert(copy.deepcopy(module), "")
     if problems:
         raise ValueError(f"cannot convert {'; '.join(problems)}. Name them in keep=... to leave them real.")
     return result
@@ -131,10 +143,11 @@ def _parts_for(channels: int) -> str:
     return {1: "r", 3: "ijk"}.get(channels, "rijk")
 
 
-def _quaternion_layer(old: nn.Module) -> nn.Module | None:
+def _quaternion_layer(old: nn.Module, dropout_dim: int) -> nn.Module | None:
     """The quaternion layer for a ``torch.nn`` layer of exactly a known class, None for anything else."""
     kind: type = type(old)
-    reference = next((p for p in old.parameters(recurse=False)), None)
+    state = (*old.parameters(recurse=False), *old.buffers(recurse=False))
+    reference = next((t for t in state if t.is_floating_point()), None)
     factory = {} if reference is None else {"device": reference.device, "dtype": reference.dtype}
     if isinstance(old, nn.Linear) and kind is nn.Linear:
         parts = _parts_for(old.in_features)
@@ -158,11 +171,13 @@ def _quaternion_layer(old: nn.Module) -> nn.Module | None:
     if kind in _NORM:
         return _NORM[kind](old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats, **factory)
     if isinstance(old, nn.LayerNorm) and kind is nn.LayerNorm:
+        if len(old.normalized_shape) > 1:
+            raise ValueError("a LayerNorm over several axes does not say which carries the quaternions")
         return QLayerNorm(
             old.normalized_shape, old.eps, old.elementwise_affine, getattr(old, "bias", None) is not None, **factory
         )
     if isinstance(old, nn.Dropout) and kind is nn.Dropout:
-        return QDropout(old.p)
+        return QDropout(old.p, old.inplace, dim=dropout_dim)
     if isinstance(old, nn.Dropout2d) and kind is nn.Dropout2d:
-        return QDropout2d(old.p)
+        return QDropout2d(old.p, old.inplace)
     return None

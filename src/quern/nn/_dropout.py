@@ -14,26 +14,28 @@ class QDropout(nn.Module):
     """Zero whole quaternions with probability ``p`` in training. ``dim`` is the axis of the quaternions: 1, or -1 for
     sequences ``(batch, length, 4*C)``."""
 
-    def __init__(self, p: float = 0.5, dim: int = 1) -> None:
+    def __init__(self, p: float = 0.5, inplace: bool = False, *, dim: int = 1) -> None:
         super().__init__()
-        self.p, self.dim = _probability(p), dim
+        self.p, self.inplace, self.dim = _probability(p), inplace, dim
 
     def forward(self, input: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        return F.dropout(input, self.p, self.training, self.dim)
+        return F.dropout(input, self.p, self.training, self.inplace, dim=self.dim)
 
     def extra_repr(self) -> str:
-        return f"p={self.p}, dim={self.dim}"
+        return f"p={self.p}, inplace={self.inplace}, dim={self.dim}"
 
 
 class QDropout2d(nn.Module):
     """Zero whole quaternion channels of ``(batch, 4*C, height, width)`` with probability ``p`` in training."""
 
-    def __init__(self, p: float = 0.5) -> None:
+    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
-        self.p = _probability(p)
+        self.p, self.inplace = _probability(p), inplace
 
-    def forward(self, input: Float[Tensor, "batch channels h w"]) -> Float[Tensor, "batch channels h w"]:
-        return F.dropout(input, self.p, self.training, 1, channelwise=True)
+    def forward(self, input: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        if input.dim() != 4:
+            raise ValueError(f"QDropout2d takes (batch, 4*C, height, width), but got {tuple(input.shape)}.")
+        return F.dropout(input, self.p, self.training, self.inplace, channelwise=True)
 
     def extra_repr(self) -> str:
-        return f"p={self.p}"
+        return f"p={self.p}, inplace={self.inplace}"

@@ -21,6 +21,7 @@ class QEmbedding(nn.Module):
         max_norm: float | None = None,
         norm_type: float = 2.0,
         scale_grad_by_freq: bool = False,
+        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -55,7 +56,7 @@ class QEmbedding(nn.Module):
         rows = input.unique()
         picked = self.weight[:, rows]
         length = torch.linalg.vector_norm(picked, self.norm_type, dim=(0, 2), keepdim=True)
-        self.weight[:, rows] = picked * (max_norm / length.clamp_min(max_norm))
+        self.weight[:, rows] = picked * torch.where(length > max_norm, max_norm / length, 1)
 
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"

@@ -28,14 +28,23 @@ class _QMaxPool(nn.Module):
         self.return_indices, self.ceil_mode = return_indices, ceil_mode
 
     def forward(self, input: Float[Tensor, "..."]) -> Tensor | tuple[Tensor, Tensor]:
-        if input.dim() != self.space + 2:
+        if input.dim() not in (self.space + 1, self.space + 2):
             raise ValueError(
-                f"{type(self).__name__} takes (batch, 4*C, *space) with {self.space + 2} axes, "
-                f"but the input's shape is {tuple(input.shape)}."
+                f"{type(self).__name__} takes (batch, 4*C, *space) with {self.space + 2} axes, or one less without a "
+                f"batch, but the input's shape is {tuple(input.shape)}."
             )
-        return F.max_pool(
-            input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices
+        batched = input.dim() == self.space + 2
+        y, indices = F.max_pool(
+            input if batched else input.unsqueeze(0),
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.ceil_mode,
         )
+        if not batched:
+            y, indices = y.squeeze(0), indices.squeeze(0)
+        return (y, indices) if self.return_indices else y
 
     def extra_repr(self) -> str:
         return (

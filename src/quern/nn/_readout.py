@@ -3,7 +3,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from quern import functional as F
-from quern.layout import quaternions
+from quern.layout import axis, quaternions
 
 
 class Modulus(nn.Module):
@@ -43,7 +43,7 @@ class QModReLU(nn.Module):
         nn.init.zeros_(self.bias)
 
     def forward(self, input: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        if input.dim() <= max(self.dim, 0) or input.shape[self.dim] != self.num_features:
+        if input.shape[axis(input, self.dim)] != self.num_features:
             raise ValueError(
                 f"QModReLU takes size {self.num_features} along dim {self.dim}, but got {tuple(input.shape)}."
             )

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -29,6 +30,7 @@ class _QRecurrent(nn.Module):
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
+        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -165,6 +167,10 @@ class _QRecurrent(nn.Module):
         return said
 
 
+_uncompiled_lstm: Any = torch.compiler.disable(torch.lstm)
+_ELMAN = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}
+
+
 class QRNN(_QRecurrent):
     r"""Quaternion Elman network :math:`h_t = \tanh(W \otimes x_t + b + U \otimes h_{t-1} + b')`, or with ReLU.
 
@@ -184,20 +190,21 @@ class QRNN(_QRecurrent):
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
+        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        kernels = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}
-        if nonlinearity not in kernels:
+        if nonlinearity not in _ELMAN:
             raise ValueError(f"nonlinearity is {nonlinearity!r}, but it must be 'tanh' or 'relu'.")
-        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype)
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device, dtype=dtype
+        )
         self.nonlinearity = nonlinearity
 
     def forward(
         self, input: Float[Tensor, "..."] | PackedSequence, hx: Float[Tensor, "..."] | None = None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
-        kernel = torch.rnn_tanh if self.nonlinearity == "tanh" else torch.rnn_relu
-        output, (state,) = self._run(kernel, input, None if hx is None else [hx])
+        output, (state,) = self._run(_ELMAN[self.nonlinearity], input, None if hx is None else [hx])
         return output, state
 
     def extra_repr(self) -> str:
@@ -208,8 +215,9 @@ class QLSTM(_QRecurrent):
     r"""Quaternion LSTM: every gate is :math:`\sigma(W \otimes x_t + b + U \otimes h_{t-1} + b')` with component-wise
     :math:`\sigma` or tanh, and products of gates are component-wise.
 
-    Shapes and arguments as in ``torch.nn.LSTM``; sizes are real. Parameters ``weight_ih_l0 (4, 4*hidden/4, input/4)``
-    and so on, gates in torch's order (input, forget, cell, output) along axis 1.
+    Shapes and arguments as in ``torch.nn.LSTM`` (but no ``proj_size``); sizes are real. Parameters
+    ``weight_ih_l0 (4, 4*hidden/4, input/4)`` and so on, gates in torch's order (input, forget, cell, output) along
+    axis 1.
     """
 
     gates = 4
@@ -218,7 +226,10 @@ class QLSTM(_QRecurrent):
     def forward(
         self, input: Float[Tensor, "..."] | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, Tensor]]:
-        output, (h, c) = self._run(torch.lstm, input, None if hx is None else list(hx))
+        # torch.compile cannot differentiate through torch.lstm, and leaves torch's own LSTM out of its graph too.
+        training_graph = torch.compiler.is_compiling() and not torch.compiler.is_exporting() and torch.is_grad_enabled()
+        kernel = _uncompiled_lstm if training_graph else torch.lstm
+        output, (h, c) = self._run(kernel, input, None if hx is None else list(hx))
         return output, (h, c)
 
 
