@@ -14,6 +14,7 @@ import multiprocessing
 import statistics
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -114,15 +115,14 @@ def both_ways(layer: nn.Module, x: Tensor, first: bool) -> Callable[[], None]:
     return call
 
 
-def _resident_growth(name: str, which: str, batch: int) -> float:
+def _run_steps(name: str, which: str, batch: int) -> float:
     torch.set_num_threads(2)
     network, x = choose(pair(name, 2), which)
     x = x[:1].repeat(batch, 1, 1, 1)
-    before = _peak_resident()
     step = training_step(network, network.parameters(), x)
     for _ in range(3):
         step()
-    return _peak_resident() - before
+    return _peak_resident()
 
 
 def _peak_resident() -> float:
@@ -136,9 +136,9 @@ def choose(both: tuple[nn.Sequential, Tensor, nn.Sequential, Tensor], which: str
 
 
 def resident_memory(name: str, which: str, batch: int) -> float:
-    """MiB by which three training steps raise the peak resident size of a fresh process: the median of five."""
+    """MiB of resident memory at the peak of a fresh process that runs three training steps: the median of five."""
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        return statistics.median(pool.apply(_resident_growth, (name, which, batch)) for _ in range(5))
+        return statistics.median(pool.apply(_run_steps, (name, which, batch)) for _ in range(5))
 
 
 def live_memory(name: str, which: str, batch: int) -> float:
@@ -199,7 +199,7 @@ def measure(repeats: int) -> list[dict[str, Any]]:
         ours, x, theirs, encoded = pair(name, 1)
         race(f"{name} eval forward, batch 1", target, forward_of(theirs.eval(), encoded), forward_of(ours.eval(), x))
     for name in NETWORKS:
-        for what, peak in (("tensors", live_memory), ("resident size", resident_memory)):
+        for what, peak in (("tensors", live_memory), ("whole process", resident_memory)):
             common, mine = (peak(name, which, 400) for which in ("baseline", "quern"))
             add(f"{name} peak memory of a training step, {what}", 1 / 1.15, "MiB", common, mine)
     return rows
@@ -219,8 +219,8 @@ def main() -> None:
     repeats = max(7, options.repeats)
     rows = measure(repeats)
     if options.json:
-        with open(options.json, "w") as out:
-            json.dump({"host": host(), "commit": commit(), "seed": 0, "repeats": repeats, "rows": rows}, out, indent=1)
+        record = {"host": host(), "commit": commit(), "seed": 0, "repeats": repeats, "rows": rows}
+        Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
