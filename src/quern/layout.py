@@ -89,6 +89,8 @@ def swap_channel_order(x: Tensor, outer: int, inner: int) -> Tensor:
 
 def tuple_of(value: int | Sequence[int], length: int) -> tuple[int, ...]:
     """One number per axis, from one for all or a sequence of them."""
+    if type(value) is tuple and len(value) == length:  # what the layers pass, on every call
+        return value
     numbers = tuple(value) if isinstance(value, Iterable) else (value,)
     if len(numbers) not in (1, length):
         raise ValueError(f"{value}, but it must be one number or {length} numbers.")
