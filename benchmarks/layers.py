@@ -3,8 +3,8 @@
     python benchmarks/layers.py [--json FILE] [--repeats N]
 
 Every ratio is baseline over quern, measured interleaved in this one run; above 1 is faster. Whole networks are timed in
-five fresh processes, of which the one with the median ratio is shown. The two networks of a row
-have the same weights, the same layers in the same order, and compute the same scores (checked before timing).
+five fresh processes, of which the one with the median ratio is shown. The two networks of a row have the same weights,
+the same layers in the same order, and compute the same scores (checked before timing).
 """
 
 import argparse
