@@ -94,7 +94,7 @@ def choose_conv_form(
 ) -> Form:
     """The faster form for a convolution of ``channels_in`` to ``channels_out`` quaternion channels.
 
-    ``area`` is the number of kernel positions, ``positions`` batch times output positions. The limits are read off
+    ``area`` is the number of kernel positions, ``positions`` how often it is applied in all. The limits are read off
     ``benchmarks/forms.py`` on CPU: a real group must be wide enough to fill the vector units, and the products saved
     per output must outweigh the additions (sooner in a grouped convolution, whose channels the block form has to
     reorder). Elsewhere grouped real convolutions are slow, and the block form is right. An exported program must not
