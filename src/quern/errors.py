@@ -1,0 +1,15 @@
+"""The errors a user can mend: their text is one sentence that says what was wrong and what to do."""
+
+__all__ = ["DataError", "QuernError", "TrainingError"]
+
+
+class QuernError(Exception):
+    """What the command line prints as one sentence, without a traceback."""
+
+
+class DataError(QuernError):
+    """A data set cannot be had, or is not what it should be."""
+
+
+class TrainingError(QuernError):
+    """A training cannot start or go on."""

@@ -1,0 +1,319 @@
+r"""Optimizers that apply the proximal map of a penalty after every step, and so reach exact zeros.
+
+A penalty under plain gradient descent only makes weights small. A proximal step minimises the penalty and the distance
+to where the gradient step led, measured as the optimizer measures it; for the penalties of :mod:`quern.penalties` the
+answer is a threshold: what lies below it becomes zero. The fixed points are those of the penalised loss, whatever the
+optimizer, so one λ means the same for all of them.
+
+    optimizer = ProximalAdam(model, RQL(0.1), lr=2e-3)
+    ...                                                   # an ordinary loop: loss.backward(), optimizer.step()
+    with freeze_zeros(model):                             # healing: any torch optimizer, the zeros stay
+        ...
+"""
+
+# The operations on lists of tensors are documented, in spite of their names.
+# pyright: reportPrivateImportUsage=false
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from quern.nn import batch_norms, quaternion_shifts, quaternion_weights
+from quern.penalties import Penalty, Target
+
+__all__ = ["FrozenZeros", "ProximalAdam", "ProximalSGD", "freeze_zeros", "ramp"]
+
+Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
+
+
+def ramp(step: int, steps: int, delay: int = 0) -> float:
+    """The factor of a λ that is 0 up to step ``delay``, rises linearly over ``steps`` steps, and then stays at 1.
+
+    Use it in any loop: ``optimizer.scale_penalty(ramp(n, 1000))`` or ``loss + ramp(n, 1000) * penalty(model)``.
+    ``steps=0`` gives a constant λ.
+    """
+    return 1.0 if steps <= 0 and step >= delay else min(1.0, max(0.0, (step - delay) / max(1, steps)))
+
+
+def _positive(name: str, value: float, zero: bool = False) -> None:
+    if not (value > 0 or (zero and value == 0)) or not math.isfinite(value):
+        raise ValueError(f"{name} is {value}, but it must be {'zero or ' if zero else ''}a positive finite number.")
+
+
+class _Proximal(torch.optim.Optimizer):
+    """Abstract: an optimizer that knows which of its parameters the penalty acts on."""
+
+    def __init__(
+        self, model: nn.Module, penalty: Penalty | None, params: Parameters | None, defaults: dict[str, Any]
+    ) -> None:
+        self._targets: list[Target] = []
+        super().__init__(model.parameters() if params is None else params, {**defaults, "penalty_scale": 1.0})
+        group_of = {id(p): n for n, group in enumerate(self.param_groups) for p in group["params"]}
+        for target in penalty.targets(model) if penalty is not None else []:
+            groups = {group_of.get(id(p)) for p in target.parameters}
+            if len(groups) > 1:
+                raise ValueError(
+                    f"{' and '.join(target.names)} are penalised together, but stand in different parameter groups."
+                )
+            if groups != {None}:  # what is not trained here is not shrunk here
+                self._targets.append(target)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_targets": self._targets}
+
+    def scale_penalty(self, factor: float) -> None:
+        """Multiply the penalty by ``factor`` from now on (a λ schedule); 0 switches it off. Saved with the state."""
+        _positive("factor", factor, zero=True)
+        for group in self.param_groups:
+            group["penalty_scale"] = float(factor)
+
+    def _shrink(self, steps: dict[int, tuple[float | Tensor, float]]) -> None:
+        """Apply the proximal maps; ``steps`` has, by id of a parameter that moved, its step and penalty_scale."""
+        for target in self._targets:
+            moved = next((steps[id(p)] for p in target.parameters if id(p) in steps), None)
+            if moved is not None and moved[1] > 0:
+                step, scale = moved
+                target.shrink_(step * scale)
+
+
+class ProximalAdam(_Proximal):
+    r"""Adam, then the proximal map of ``penalty`` in Adam's own metric.
+
+    .. math::
+        m &= \beta_1 m + (1-\beta_1) g, \qquad v = \beta_2 v + (1-\beta_2) \overline{g^2} \\
+        w &\leftarrow \mathrm{prox}_{\eta P / (\sqrt{\hat v} + \varepsilon)}
+            \big( (1 - \eta\,d)\, w - \eta\, \hat m / (\sqrt{\hat v} + \varepsilon) \big)
+
+    :math:`\overline{g^2}` is the mean over the four components of a quaternion (over γ and its β where the penalty
+    groups them), so that all of a group moves at one rate: the threshold keeps its closed form, the step does not
+    depend on how quaternions are rotated, and v takes a quarter of the memory. ``share=False`` gives each component its
+    own v, as ``torch.optim.Adam`` does; then a penalty of whole quaternions has no such threshold and is refused.
+
+    ``weight_decay`` d is decoupled, as in AdamW. ``params`` takes parameters or groups of ``model`` as any optimizer
+    does; by default all of them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        penalty: Penalty | None = None,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        share: bool = True,
+        params: Parameters | None = None,
+    ) -> None:
+        _positive("lr", lr, zero=True)
+        _positive("eps", eps)
+        _positive("weight_decay", weight_decay, zero=True)
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas are {betas}, but both must be at least 0 and below 1.")
+        quaternions = {**quaternion_weights(model), **quaternion_shifts(model)} if share else {}
+        self._shared = {id(p) for p in quaternions.values()}
+        super().__init__(
+            model, penalty, params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
+        )
+        if not share and any(target.group for target in self._targets):
+            raise ValueError(
+                f"{penalty} acts on whole groups, which needs one rate for all of a group: "
+                "leave share=True, or take L1, L2 or GammaL1."
+            )
+        self._pairs = [t.parameters for t in self._targets if len(t.parameters) == 2]
+
+    def __getstate__(self) -> dict[str, Any]:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        return {**super().__getstate__(), "_shared": [p for p in parameters if id(p) in self._shared]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "_shared" in state:  # a copy; load_state_dict leaves it as it is
+            state = {**state, "_shared": {id(p) for p in state["_shared"]}}
+            state["_pairs"] = [t.parameters for t in state["_targets"] if len(t.parameters) == 2]
+        super().__setstate__(state)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; ``closure``, if given, computes the loss anew and is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        steps: dict[int, tuple[float | Tensor, float]] = {}
+        for group in self.param_groups:
+            moved: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+            if moved:
+                for p, rate in zip(moved, self._step(group, moved), strict=True):
+                    steps[id(p)] = (rate, group["penalty_scale"])
+        self._shrink(steps)
+        return loss
+
+    def _step(self, group: dict[str, Any], parameters: list[Tensor]) -> list[Tensor]:
+        """Adam's step. Returns lr / (sqrt(v) + eps) of every parameter, what the gradient was multiplied by."""
+        beta1, beta2 = group["betas"]
+        lr = float(group["lr"])
+        gradients, m, v, squares, factors = [], [], [], {}, []
+        for p in parameters:
+            g = p.grad
+            assert g is not None
+            if g.is_sparse:
+                raise ValueError("ProximalAdam does not take sparse gradients.")
+            state = self.state[p]
+            together = id(p) in self._shared
+            if not state:
+                state["step"] = torch.zeros(())
+                state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                state["exp_avg_sq"] = torch.zeros_like(p[:1] if together else p, memory_format=torch.preserve_format)
+            state["step"] += 1
+            gradients.append(g)
+            m.append(state["exp_avg"])
+            v.append(state["exp_avg_sq"])
+            squares[id(p)] = _mean_square(g) if together else g * g
+            factors.append((1 - beta1 ** state["step"].item(), 1 - beta2 ** state["step"].item()))
+        for scale, shift in self._pairs:
+            if id(scale) in squares and id(shift) in squares:
+                mean = squares[id(scale)].add_(squares[id(shift)].squeeze(0), alpha=4).div_(5)
+                squares[id(shift)] = mean.unsqueeze(0)
+        if group["weight_decay"]:
+            torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
+        torch._foreach_lerp_(m, gradients, 1 - beta1)
+        torch._foreach_mul_(v, beta2)
+        torch._foreach_add_(v, [squares[id(p)] for p in parameters], alpha=1 - beta2)
+        rates = torch._foreach_sqrt(v)
+        torch._foreach_div_(rates, [math.sqrt(second) for _, second in factors])
+        torch._foreach_add_(rates, group["eps"])
+        torch._foreach_reciprocal_(rates)
+        torch._foreach_mul_(rates, lr)
+        for p, first, rate, (correction, _) in zip(parameters, m, rates, factors, strict=True):
+            p.addcmul_(first, rate, value=-1 / correction)
+        return list(rates)
+
+
+def _mean_square(g: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(g, dim=0, keepdim=True).square_().mul_(0.25)
+
+
+class ProximalSGD(_Proximal):
+    r"""Stochastic gradient descent with momentum, then the proximal map of ``penalty``.
+
+    As ``torch.optim.SGD`` with the same arguments. The threshold is :math:`\eta\lambda/(1-\mu)`: with momentum a steady
+    gradient moves the weights by :math:`\eta g/(1-\mu)`, and the penalty has to keep pace for λ to mean what it says.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        penalty: Penalty | None = None,
+        lr: float = 1e-2,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        params: Parameters | None = None,
+    ) -> None:
+        _positive("lr", lr, zero=True)
+        _positive("weight_decay", weight_decay, zero=True)
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum is {momentum}, but it must be at least 0 and below 1.")
+        if nesterov and not momentum:
+            raise ValueError("nesterov needs a momentum above 0.")
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+        super().__init__(model, penalty, params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; ``closure``, if given, computes the loss anew and is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        steps: dict[int, tuple[float | Tensor, float]] = {}
+        for group in self.param_groups:
+            moved: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+            if not moved:
+                continue
+            lr, momentum = float(group["lr"]), group["momentum"]
+            directions: Any = [p.grad for p in moved]
+            if group["weight_decay"]:
+                directions = torch._foreach_add(directions, moved, alpha=group["weight_decay"])
+            if momentum:
+                new = [p for p in moved if "momentum_buffer" not in self.state[p]]
+                for p in new:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                buffers = [self.state[p]["momentum_buffer"] for p in moved]
+                torch._foreach_mul_(buffers, momentum)
+                torch._foreach_add_(buffers, directions)
+                directions = torch._foreach_add(directions, buffers, alpha=momentum) if group["nesterov"] else buffers
+            torch._foreach_add_(moved, directions, alpha=-lr)
+            for p in moved:
+                steps[id(p)] = (lr / (1 - momentum), group["penalty_scale"])
+        self._shrink(steps)
+        return loss
+
+
+class FrozenZeros:
+    """What :func:`freeze_zeros` returns: ``remove()`` lets the zeros move again, as does leaving a ``with`` block."""
+
+    def __init__(self, kept: dict[str, tuple[nn.Parameter, Tensor]]) -> None:
+        self._kept = kept
+        self._ids = {id(parameter) for parameter, _ in kept.values()}
+        self._handles: list[Any] = [p.register_hook(mask.mul) for p, mask in kept.values() if p.requires_grad]
+        # Momentum moves weights whose gradient is zero, so they are put back after every step of any torch optimizer.
+        self._handles.append(register_optimizer_step_post_hook(self._after_step))
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if any(id(p) in self._ids for group in optimizer.param_groups for p in group["params"]):
+            for parameter, mask in self._kept.values():
+                parameter.mul_(mask)
+
+    @property
+    def zeros(self) -> int:
+        """How many numbers are held at zero."""
+        return sum(int((mask == 0).sum()) for _, mask in self._kept.values())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What is free to move, by parameter; everything is where a parameter is not named."""
+        return {name: mask.bool() for name, (_, mask) in self._kept.items()}
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def __enter__(self) -> "FrozenZeros":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+@torch.no_grad()
+def freeze_zeros(model: nn.Module, state: dict[str, Tensor] | None = None) -> FrozenZeros:
+    """Keep every exact zero of ``model`` at zero ("healing"), under any optimizer of torch, until ``remove()``.
+
+    Held are the zero components of quaternion weights, γ = 0 of quaternion batch normalisations, and β = 0 where γ = 0
+    too. Other biases may be zero without having been removed, and stay free. Gradients of what is held are zero.
+    ``state`` is an earlier ``state_dict()``, to hold the same zeros as then.
+    """
+    parameters = dict(model.named_parameters())
+    if state is None:
+        free = {name: weight != 0 for name, weight in quaternion_weights(model).items()}
+        for name, norm in batch_norms(model).items():
+            prefix = f"{name}." if name else ""
+            assert norm.weight is not None
+            free[f"{prefix}weight"] = norm.weight != 0
+            if norm.bias is not None:
+                gone = (norm.weight == 0) & (norm.bias == 0).all(0)
+                free[f"{prefix}bias"] = (~gone).expand_as(norm.bias)
+        state = {name: mask for name, mask in free.items() if not mask.all()}
+    kept = {}
+    for name, mask in state.items():
+        parameter = parameters[name]
+        layout = torch.empty_like(parameter, memory_format=torch.preserve_format, requires_grad=False)
+        kept[name] = (parameter, layout.copy_(mask))
+    return FrozenZeros(kept)

@@ -1,0 +1,271 @@
+r"""Penalties that see a quaternion weight, or a whole neuron, as one thing: their values and their proximal maps.
+
+With :math:`w` over the :math:`Q` quaternion weights of a network and :math:`\gamma` over the scales :math:`\Gamma` of
+its quaternion batch normalisations:
+
+=================================  ===========================================================================
+``L2(λ)``                          :math:`\frac\lambda Q \sum_w |w|^2`
+``L1(λ)``                          :math:`\frac\lambda Q \sum_w |w_r| + |w_i| + |w_j| + |w_k|`
+``RQ(λ)``                          :math:`\frac\lambda Q \sum_w |w|`
+``RQL(λ)``                         ``RQ(λ) + L1(λ)``
+``GammaL1(λ)``                     :math:`\frac\lambda{|\Gamma|} \sum_\gamma |\gamma|`
+``GammaL1(λ, with_beta=True)``     :math:`\frac\lambda{|\Gamma|} \sum_\gamma \sqrt{\gamma^2 + |\beta|^2}`
+=================================  ===========================================================================
+
+``normalize=False`` leaves out the :math:`1/Q` or :math:`1/|\Gamma|`. Penalties add up: ``RQ(1e-2) + GammaL1(1e-3)``.
+Biases and real-valued layers are left out, and so are parameters that are not trained (``requires_grad`` is False).
+
+Use one as a term of the loss, ``loss + penalty(model)``, with any optimizer; or give it to an optimizer of
+:mod:`quern.optim`, which applies its proximal map and so reaches exact zeros.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quern.nn import batch_norms, quaternion_weights
+
+__all__ = ["L1", "L2", "RQ", "RQL", "GammaL1", "Penalty", "Target", "group_soft_threshold", "soft_threshold"]
+
+Step = float | Tensor
+
+
+def soft_threshold(x: Tensor, threshold: Step) -> Tensor:
+    r"""The proximal map of :math:`t\,|x|` for every number: :math:`\mathrm{sign}(x) \max(|x| - t, 0)`."""
+    return x - _within(x, threshold)
+
+
+def _within(x: Tensor, bound: Step) -> Tensor:
+    if isinstance(bound, Tensor):
+        return torch.minimum(torch.maximum(x, -bound), bound)
+    return x.clamp(-bound, bound)
+
+
+def group_soft_threshold(x: Tensor, threshold: Step, dim: int = 0) -> Tensor:
+    r"""The proximal map of :math:`t\,\|x\|` for every vector along ``dim``: :math:`x \max(1 - t/\|x\|, 0)`."""
+    size = torch.linalg.vector_norm(x, dim=dim, keepdim=True)
+    return x * _remaining(size, threshold)
+
+
+def _remaining(size: Tensor, threshold: Step) -> Tensor:
+    return (size - threshold).clamp_min(0) / size.clamp_min(torch.finfo(size.dtype).tiny)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a penalty asks of one weight, or of one batch normalisation.
+
+    ``parameters`` is ``(weight,)``, ``(γ,)`` or ``(γ, β)``, and ``names`` says which. ``l1`` is the factor of the
+    absolute values in the first of them, ``square`` that of its squares, ``group`` that of the norms of groups: the
+    quaternions of a weight, or γ together with its β.
+    """
+
+    names: tuple[str, ...]
+    parameters: tuple[nn.Parameter, ...]
+    l1: float = 0.0
+    group: float = 0.0
+    square: float = 0.0
+
+    def groups(self) -> Tensor:
+        """All numbers with one group along the first axis: ``(4, ...)``, ``(1, n)`` or ``(5, n)``."""
+        first, *others = self.parameters
+        if others:
+            return torch.cat([first.unsqueeze(0), *others])
+        return first if first.dim() > 1 else first.unsqueeze(0)
+
+    def value(self) -> Tensor:
+        first = self.parameters[0]
+        at_least_single = torch.promote_types(first.dtype, torch.float32)
+        total = torch.zeros((), dtype=at_least_single, device=first.device)
+        if self.l1:
+            total = total + self.l1 * first.abs().sum(dtype=at_least_single)
+        if self.group:
+            size = torch.linalg.vector_norm(self.groups(), dim=0)  # its gradient at zero is zero
+            total = total + self.group * size.sum(dtype=at_least_single)
+        if self.square:
+            total = total + self.square * first.square().sum(dtype=at_least_single)
+        return total
+
+    @torch.no_grad()
+    def shrink_(self, step: Step) -> None:
+        """Apply the proximal map of ``step`` times this penalty, in place.
+
+        ``step`` is a number, or one per group and broadcast over it. Components first, then groups, then the factor
+        1/(1 + 2 step square): for nested groups this order gives the proximal map of the sum.
+        """
+        first = self.parameters[0]
+        of_one = step.squeeze(0) if isinstance(step, Tensor) and first.dim() == 1 and step.dim() > 1 else step
+        if self.l1:
+            first.sub_(_within(first, of_one * self.l1))
+        if self.group:
+            size = torch.linalg.vector_norm(self.groups(), dim=0, keepdim=True)
+            remaining = _remaining(size, step * self.group)
+            for parameter in self.parameters:
+                parameter.mul_(remaining.squeeze(0) if parameter.dim() == 1 else remaining)
+        if self.square:
+            first.div_(1 + 2 * self.square * of_one)
+
+
+@dataclass(frozen=True)
+class _Term:
+    kind: str
+    weight: float
+    normalize: bool
+
+    def __repr__(self) -> str:
+        name, _, option = self.kind.partition(" ")
+        options = [f"{self.weight:g}", *([option] if option else []), *([] if self.normalize else ["normalize=False"])]
+        return f"{name}({', '.join(options)})"
+
+
+@dataclass(frozen=True, repr=False)
+class Penalty:
+    """A sum of the penalties of this module, made by ``L1``, ``L2``, ``RQ``, ``RQL``, ``GammaL1`` and ``+``."""
+
+    terms: tuple[_Term, ...]
+
+    def __call__(self, model: nn.Module) -> Tensor:
+        """The value at the parameters of ``model``: a scalar, at least in float32, with finite gradients everywhere."""
+        values = [target.value() for target in self.targets(model)]
+        return torch.stack([v.to(values[0].device) for v in values]).sum()
+
+    def targets(self, model: nn.Module) -> list[Target]:
+        """Every parameter that is penalised, with the factors that all terms together give it."""
+        found: dict[str, Target] = {}
+        for term in self.terms:
+            targets = list(_targets(term, model))
+            if not targets:
+                raise ValueError(f"{term} has nothing to act on: {_nothing(term)}.")
+            for new in targets:
+                old = found.get(new.names[0])
+                found[new.names[0]] = new if old is None else _merged(old, new)
+        return list(found.values())
+
+    def prox(self, model: nn.Module, step: float = 1.0) -> None:
+        r"""Replace the parameters :math:`\theta` of ``model`` by
+        :math:`\arg\min_x \; \mathrm{step} \cdot \mathrm{penalty}(x) + \frac12 \|x - \theta\|^2`, exactly, in place.
+        """
+        if not (step >= 0 and math.isfinite(step)):
+            raise ValueError(f"step is {step}, but it must be a finite number that is not negative.")
+        for target in self.targets(model):
+            target.shrink_(step)
+
+    def describe(self, model: nn.Module) -> str:
+        """What each term covers in ``model``, parameter by parameter, and what is left out."""
+        lines, covered = [], set()
+        for term in self.terms:
+            targets = list(_targets(term, model))
+            count = sum(_groups_of(target) for target in targets)
+            unit = "scales" if term.kind.startswith("Gamma") else "quaternions"
+            lines.append(f"{term}: {count:,} {unit}")
+            for target in targets:
+                covered.update(target.names)
+                shape = "x".join(str(n) for n in target.parameters[0].shape)
+                lines.append(f"  {' with '.join(target.names)} ({shape})")
+        left = [name for name, _ in model.named_parameters() if name not in covered]
+        lines.append(f"left out: {', '.join(left) if left else 'nothing'}")
+        return "\n".join(lines)
+
+    def __add__(self, other: "Penalty") -> "Penalty":
+        if not isinstance(other, Penalty):
+            return NotImplemented
+        return Penalty(self.terms + other.terms)
+
+    def __mul__(self, factor: float) -> "Penalty":
+        return Penalty(tuple(replace(term, weight=_checked(term.weight * factor)) for term in self.terms))
+
+    __rmul__ = __mul__
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """The terms as plain values, for records; see :meth:`from_list`."""
+        return [asdict(term) for term in self.terms]
+
+    @staticmethod
+    def from_list(terms: list[dict[str, Any]]) -> "Penalty":
+        return Penalty(tuple(_Term(**term) for term in terms))
+
+    def __repr__(self) -> str:
+        return " + ".join(map(repr, self.terms))
+
+
+def _groups_of(target: Target) -> int:
+    first = target.parameters[0]
+    return first.numel() // 4 if first.dim() > 1 else first.numel()
+
+
+def _merged(a: Target, b: Target) -> Target:
+    names, parameters = max((a.names, a.parameters), (b.names, b.parameters), key=lambda pair: len(pair[0]))
+    return Target(names, parameters, a.l1 + b.l1, a.group + b.group, a.square + b.square)
+
+
+def _targets(term: _Term, model: nn.Module) -> Iterator[Target]:
+    if term.kind.startswith("Gamma"):
+        scales = [
+            (f"{name}.".lstrip("."), norm.weight, norm.bias)
+            for name, norm in batch_norms(model).items()
+            if norm.weight is not None and norm.weight.requires_grad
+        ]
+        count = sum(scale.numel() for _, scale, _ in scales)
+        factor = term.weight / max(1, count) if term.normalize else term.weight
+        for prefix, scale, shift in scales:
+            if term.kind == "GammaL1" or shift is None or not shift.requires_grad:
+                yield Target((f"{prefix}weight",), (scale,), l1=factor)
+            else:
+                yield Target((f"{prefix}weight", f"{prefix}bias"), (scale, shift), group=factor)
+        return
+    weights = {name: weight for name, weight in quaternion_weights(model).items() if weight.requires_grad}
+    count = sum(w.numel() // 4 for w in weights.values())
+    factor = term.weight / max(1, count) if term.normalize else term.weight
+    for name, weight in weights.items():
+        yield Target(
+            (name,),
+            (weight,),
+            l1=factor if term.kind in ("L1", "RQL") else 0.0,
+            group=factor if term.kind in ("RQ", "RQL") else 0.0,
+            square=factor if term.kind == "L2" else 0.0,
+        )
+
+
+def _nothing(term: _Term) -> str:
+    if term.kind.startswith("Gamma"):
+        return "the model has no quaternion batch normalisation with a trainable scale; add QBatchNorm layers"
+    return "the model has no trainable quaternion weights; build it from the layers of quern.nn"
+
+
+def _checked(weight: float) -> float:
+    if not (weight >= 0 and math.isfinite(weight)):
+        raise ValueError(f"the weight of a penalty is {weight}, but it must be a finite number that is not negative.")
+    return float(weight)
+
+
+def L2(weight: float, *, normalize: bool = True) -> Penalty:
+    r""":math:`\frac\lambda Q \sum |w|^2` with λ = ``weight``: small weights, no zeros."""
+    return Penalty((_Term("L2", _checked(weight), normalize),))
+
+
+def L1(weight: float, *, normalize: bool = True) -> Penalty:
+    r""":math:`\frac\lambda Q \sum |w_r| + |w_i| + |w_j| + |w_k|` with λ = ``weight``: zero components."""
+    return Penalty((_Term("L1", _checked(weight), normalize),))
+
+
+def RQ(weight: float, *, normalize: bool = True) -> Penalty:
+    r""":math:`\frac\lambda Q \sum |w|` with λ = ``weight``: zero quaternions."""
+    return Penalty((_Term("RQ", _checked(weight), normalize),))
+
+
+def RQL(weight: float, *, normalize: bool = True) -> Penalty:
+    """``RQ(weight) + L1(weight)``: zero quaternions, and zero components in those that stay."""
+    return Penalty((_Term("RQL", _checked(weight), normalize),))
+
+
+def GammaL1(weight: float, *, with_beta: bool = False, normalize: bool = True) -> Penalty:
+    r""":math:`\frac\lambda{|\Gamma|} \sum |\gamma|` with λ = ``weight``: whole neurons become constant.
+
+    ``with_beta`` groups each γ with its β, :math:`\sqrt{\gamma^2 + |\beta|^2}`, so that a neuron that goes takes its
+    constant with it.
+    """
+    return Penalty((_Term("GammaL1 with_beta=True" if with_beta else "GammaL1", _checked(weight), normalize),))

@@ -1,0 +1,307 @@
+"""The training loop: seeded, resumable, watched; and what it says when something goes wrong."""
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from quern import checkpoint, models
+from quern import nn as qnn
+from quern.data import Images, ImageSet, digits
+from quern.distributed import Team
+from quern.errors import TrainingError
+from quern.penalties import L1, RQ, RQL, GammaL1
+from quern.train import Result, Settings, augment, derived_seed, evaluate, fit
+
+
+@pytest.fixture(scope="module")
+def images() -> ImageSet:
+    """The first few hundred digits."""
+    whole = digits()
+    part = Images(whole.train.pixels[:320], whole.train.labels[:320])
+    return dataclasses.replace(whole, train=part, val=Images(whole.val.pixels[:100], whole.val.labels[:100]))
+
+
+def build(seed: int = 0, **options: Any) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return models.digits_qcnn(widths=(8, 8), **options)
+
+
+SHORT = Settings(epochs=2, heal=1, warmup=1, penalty=RQL(8.0), batch=32, lr=5e-3, ramp=0.0)
+
+
+def test_a_run_has_its_phases_zeros_files_and_result(images: ImageSet, tmp_path: Path) -> None:
+    model = build(norm="after_conv")
+    settings = dataclasses.replace(SHORT, epochs=4, heal=2, penalty=RQL(10.0) + GammaL1(0.05))
+    result = fit(model, images, settings, tmp_path / "run")
+    history = result.history
+    assert [line["phase"] for line in history] == ["warmup"] + ["grind"] * 4 + ["heal"] * 2
+    assert [line["epoch"] for line in history] == list(range(1, 8))
+    assert history[0]["quaternion_sparsity"] == 0
+    assert history[4]["quaternion_sparsity"] > 0.01
+    zeros = [line["component_sparsity"] for line in history[4:]]
+    assert zeros[0] == zeros[1] == zeros[2] == result.sparsity.component_sparsity
+    assert history[0]["loss"] > history[-1]["loss"]
+    assert not model.training
+    with torch.no_grad():
+        scores = model(images.normalize(images.test.pixels))
+    assert float((scores.argmax(1) == images.test.labels).double().mean()) == pytest.approx(result.test_accuracy)
+    assert result.best_epoch in (6, 7)
+    assert result.val_accuracy == max(line["val_accuracy"] for line in history[5:])
+    files = sorted(p.name for p in (tmp_path / "run").iterdir())
+    assert files == ["best.safetensors", "history.jsonl", "last.safetensors", "result.json"]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+    assert lines == list(history)
+    assert Result.from_dict(json.loads((tmp_path / "run" / "result.json").read_text())) == result
+    tensors, _ = checkpoint.load(tmp_path / "run" / "best.safetensors")
+    torch.testing.assert_close({k.removeprefix("model."): v for k, v in tensors.items()}, dict(model.state_dict()))
+
+
+def test_a_history_line_has_what_a_reader_wants(images: ImageSet) -> None:
+    settings = dataclasses.replace(SHORT, warmup=0, heal=0, epochs=1, penalty=RQ(0.5))
+    model = build()
+    (line,) = fit(model, images, settings).history
+    assert line["penalty"] == pytest.approx(float(RQ(0.5)(model).detach()))
+    assert line["strength"] == 1
+    assert line["lr"] == settings.lr
+    assert line["images_per_second"] == pytest.approx(320 / line["seconds"], rel=0.5)
+    assert line["peak_memory_mb"] > 50
+    loss, accuracy = evaluate(model, images.val, images.normalize, Team())
+    assert (line["val_loss"], line["val_accuracy"]) == (pytest.approx(loss), accuracy)
+
+
+@pytest.mark.parametrize("optimizer", ["proximal-adam", "proximal-sgd", "adam"])
+def test_the_same_settings_give_the_same_weights(images: ImageSet, optimizer: Any) -> None:
+    settings = dataclasses.replace(SHORT, optimizer=optimizer, crop=1, flip=True, label_smoothing=0.1)
+    runs = []
+    for noise in (1, 2):
+        model = build(norm="after_conv")
+        torch.manual_seed(noise)  # what else has drawn numbers does not matter
+        fit(model, images, settings)
+        runs.append(model.state_dict())
+    for name in runs[0]:
+        assert torch.equal(runs[0][name], runs[1][name]), name
+    other = build(norm="after_conv")
+    fit(other, images, dataclasses.replace(settings, seed=1))
+    assert not torch.equal(other.get_parameter("0.weight"), runs[0]["0.weight"])
+
+
+def test_training_does_not_disturb_the_callers_random_numbers(images: ImageSet) -> None:
+    model = build()
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    fit(model, images, dataclasses.replace(SHORT, warmup=0, heal=0, epochs=1))
+    assert torch.equal(torch.rand(3), wanted)
+
+
+class Stop:
+    """A watcher that sends a signal to this process after some steps."""
+
+    def __init__(self, after: int, signal: int) -> None:
+        self.left, self.signal = after, signal
+
+    def start(self, settings: Settings, epoch: int, steps: int) -> None: ...
+
+    def step(self, epoch: int, phase: str, step: int, steps: int, loss: float) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), self.signal)
+
+    def epoch(self, line: dict[str, Any]) -> None: ...
+
+    def end(self) -> None: ...
+
+
+@pytest.mark.parametrize("optimizer", ["proximal-adam", "proximal-sgd", "adam"])
+@pytest.mark.parametrize("steps", [[1], [10], [13, 9, 12]], ids=str)
+def test_stopped_anywhere_and_resumed_is_never_stopped(
+    images: ImageSet, tmp_path: Path, steps: list[int], optimizer: Any
+) -> None:
+    settings = dataclasses.replace(
+        SHORT, penalty=RQL(8.0) + GammaL1(0.2), crop=1, optimizer=optimizer, heal_dropout=False
+    )
+    straight = build(norm="after_conv")
+    wanted = fit(straight, images, settings, tmp_path / "straight")
+    for n, after in enumerate(steps):
+        with pytest.raises(
+            TrainingError, match=r"stopped by SIG(TERM|INT): epoch \d, step \d+ of 10; go on with: quern"
+        ):
+            fit(build(norm="after_conv"), images, settings, tmp_path / "run", n > 0, [Stop(after, (15, 2)[n % 2])])
+    model = build(seed=7, norm="after_conv")  # whatever the weights were
+    result = fit(model, images, settings, tmp_path / "run", resume=True)
+    for name, value in straight.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+    timing = ("seconds", "images_per_second", "peak_memory_mb")
+    for ours, theirs in zip(result.history, wanted.history, strict=True):
+        assert {k: v for k, v in ours.items() if k not in timing} == {
+            k: v for k, v in theirs.items() if k not in timing
+        }
+    last = [checkpoint.load(tmp_path / run / "last.safetensors")[0] for run in ("run", "straight")]
+    assert last[0].keys() == last[1].keys()
+    assert all(torch.equal(last[0][name], last[1][name]) for name in last[0])
+
+
+def test_a_finished_run_can_be_resumed_to_its_result(images: ImageSet, tmp_path: Path) -> None:
+    model = build()
+    result = fit(model, images, SHORT, tmp_path)
+    other = build(seed=3)
+    again = fit(other, images, SHORT, tmp_path, resume=True)
+    assert again == result
+    torch.testing.assert_close(other.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def test_resume_refuses_what_does_not_fit(images: ImageSet, tmp_path: Path) -> None:
+    fit(build(), images, SHORT, tmp_path)
+    with pytest.raises(TrainingError, match="already holds a run"):
+        fit(build(), images, SHORT, tmp_path)
+    with pytest.raises(TrainingError, match="other settings: lr differ"):
+        fit(build(), images, dataclasses.replace(SHORT, lr=1e-3), tmp_path, resume=True)
+    with pytest.raises(TrainingError, match="another network"):
+        fit(models.digits_qcnn(), images, SHORT, tmp_path, resume=True)
+    with pytest.raises(TrainingError, match="no run to resume"):
+        fit(build(), images, SHORT, tmp_path / "nowhere", resume=True)
+    (tmp_path / "last.safetensors").write_bytes((tmp_path / "last.safetensors").read_bytes()[:-100])
+    with pytest.raises(TrainingError, match="not a checkpoint of quern, or is damaged"):
+        fit(build(), images, SHORT, tmp_path, resume=True)
+
+
+def test_divergence_names_the_place_and_the_checkpoint(images: ImageSet, tmp_path: Path) -> None:
+    model = build()
+    settings = dataclasses.replace(SHORT, penalty=None, warmup=0, epochs=3, heal=0)
+
+    class Break(Stop):
+        def epoch(self, line: dict[str, Any]) -> None:
+            if line["epoch"] == 2:
+                model.get_parameter("0.weight").data.fill_(math.nan)
+
+    with pytest.raises(TrainingError, match=r"loss is nan in epoch 3, step 1: .*last\.safetensors \(2 epochs done\)"):
+        fit(model, images, settings, tmp_path, watchers=[Break(-1, 0)])
+    tensors, _ = checkpoint.load(tmp_path / "last.safetensors")
+    assert all(torch.isfinite(t).all() for t in tensors.values())
+    with pytest.raises(TrainingError, match=r"diverged; there is no checkpoint yet"):
+        fit(build(), images, dataclasses.replace(settings, lr=1e9, optimizer="proximal-sgd"))
+
+
+def test_a_folder_that_cannot_be_written(images: ImageSet, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingError, match=r"could not be written \(Not a directory\)"):
+        fit(build(), images, SHORT, tmp_path / "file" / "run")
+
+
+def test_best_of_a_run_that_ends_grinding_is_its_last_epoch(images: ImageSet) -> None:
+    result = fit(build(), images, dataclasses.replace(SHORT, heal=0, epochs=3))
+    assert result.best_epoch == 4
+
+
+def test_adam_follows_the_gradient_of_the_penalty(images: ImageSet) -> None:
+    """The paper's way: small weights, no exact zeros."""
+    strong = dataclasses.replace(SHORT, optimizer="adam", penalty=L1(50.0), warmup=0, heal=0, epochs=3)
+    model = build()
+    result = fit(model, images, strong)
+    assert result.sparsity.component_sparsity < 0.01
+    free = build()
+    fit(free, images, dataclasses.replace(strong, penalty=None))
+    assert model.get_parameter("2.weight").abs().mean() < 0.8 * free.get_parameter("2.weight").abs().mean()
+
+
+def test_schedules() -> None:
+    settings = Settings(warmup=2, epochs=4, heal=3, penalty=RQ(1.0), ramp=0.5, lr=0.1, heal_lr=0.01)
+    assert [settings.phase(e) for e in (0, 2, 5, 6, 8)] == [
+        ("warmup", 0, 2),
+        ("grind", 0, 4),
+        ("grind", 3, 4),
+        ("heal", 0, 3),
+        ("heal", 2, 3),
+    ]
+    assert [settings.strength_at(e, s, 10) for e, s in ((0, 0), (1, 9), (2, 0), (2, 9), (3, 9), (5, 9), (6, 0))] == [
+        *(0, 0, 0.05, 0.5, 1, 1, 0)
+    ]
+    assert [settings.lr_at(e, 0.5) for e in (0, 3, 5)] == [0.1] * 3
+    assert settings.lr_at(6, 0.0) == 0.01
+    assert settings.lr_at(7, 0.5) == pytest.approx(0.005)
+    assert settings.lr_at(8, 1.0) == pytest.approx(0, abs=1e-12)
+    constant = dataclasses.replace(settings, schedule="constant")
+    assert constant.lr_at(8, 1.0) == 0.01
+    plain = Settings(epochs=4, lr=0.1)
+    assert plain.phase(0)[0] == "train"
+    assert plain.lr_at(2, 0.0) == pytest.approx(0.05)
+    assert plain.strength_at(2, 3, 10) == 0
+    assert Settings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"epochs": -1}, "epochs is -1"),
+        ({"epochs": 0, "heal": 0, "warmup": 0}, "no epochs"),
+        ({"batch": 0}, "batch is 0"),
+        ({"lr": math.nan}, "lr is nan"),
+        ({"heal_lr": -1.0}, "heal_lr is -1"),
+        ({"ramp": 1.5}, "ramp is 1.5"),
+        ({"label_smoothing": 1.0}, "label_smoothing is 1"),
+        ({"weight_decay": -1.0}, "weight_decay is -1"),
+        ({"crop": -1}, "crop is -1"),
+    ],
+    ids=str,
+)
+def test_impossible_settings_are_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(TrainingError, match=said):
+        dataclasses.replace(SHORT, **change)
+
+
+def test_a_batch_larger_than_the_data_is_refused(images: ImageSet) -> None:
+    with pytest.raises(TrainingError, match="there are 320 images to train on"):
+        fit(build(), images, dataclasses.replace(SHORT, batch=321))
+
+
+def test_augment_shifts_and_mirrors_and_nothing_else() -> None:
+    pixels = torch.arange(1, 2 * 3 * 4 * 5 + 1).view(2, 3, 4, 5).to(torch.uint8).repeat(40, 1, 1, 1)
+    out = augment(pixels, 2, True, torch.Generator().manual_seed(0))
+    assert out.shape == pixels.shape
+    assert out.dtype == torch.uint8
+    padded = torch.nn.functional.pad(pixels, (2, 2, 2, 2))
+    seen = set()
+    for before, after in zip(padded, out, strict=True):
+        found = []
+        for down, right, mirrored in itertools.product(range(5), range(5), (False, True)):
+            part = before[:, down : down + 4, right : right + 5]
+            if torch.equal(part.flip(2) if mirrored else part, after):
+                found.append((down, right, mirrored))
+        assert found
+        seen.add(found[0])
+    assert len(seen) > 20
+    assert torch.equal(augment(pixels, 0, False, torch.Generator()), pixels)
+
+
+def test_derived_seeds_differ() -> None:
+    seeds = {
+        derived_seed(seed, what, epoch, step) for seed in (0, 1) for what in "ab" for epoch in (0, 1) for step in (0, 1)
+    }
+    assert len(seeds) == 16
+    assert derived_seed(3, "x") == derived_seed(3, "x")
+
+
+def test_healing_without_dropout(images: ImageSet) -> None:
+    model = build(dropout=0.5)
+    dropout = next(layer for layer in model if isinstance(layer, qnn.QDropout))
+    modes = set()
+
+    class See(Stop):
+        def step(self, epoch: int, phase: str, step: int, steps: int, loss: float) -> None:
+            modes.add((phase, dropout.training))
+
+    fit(model, images, dataclasses.replace(SHORT, heal=2, heal_dropout=False), watchers=[See(-1, 0)])
+    assert modes == {("warmup", True), ("grind", True), ("heal", False)}
+
+
+def test_bfloat16_trains(images: ImageSet) -> None:
+    result = fit(build(), images, dataclasses.replace(SHORT, precision="bfloat16", epochs=4))
+    assert result.val_accuracy > 0.5
