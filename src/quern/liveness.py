@@ -132,10 +132,11 @@ class _Pass:
         return out
 
     def scaled(self, value: _Value, scale: Tensor, space: tuple[int, ...], real: bool) -> _Value:
-        """A normalisation with one scale for each real channel; ``real`` units if those of the input are not known."""
-        if value.live is None and 0 in space:  # nor is their axis
+        """A normalisation with one scale for each real channel. A quaternion one, not ``real``, makes units known,
+        unless they may be on the last axis."""
+        if value.live is None and (real or 0 in space):
             return self.through(value)
-        out = _Value(None, 1, 2 + space[0], real=real) if value.live is None else replace(value)
+        out = _Value(None, 1, 2 + space[0]) if value.live is None else replace(value)
         kept = self.nonzero(scale) if out.real else self.nonzero(scale).unflatten(0, (4, -1)).any(0)
         out.live, out.needed, out.wholly_needed = self.live(value, len(kept)) & kept, None, False
         self.backward.append(lambda: value.need(out.is_needed(len(kept)) & kept))

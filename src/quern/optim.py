@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from quern.nn import batch_norms, quaternion_shifts, quaternion_weights
-from quern.penalties import Penalty, Target
+from quern.penalties import Penalty, Target, sum_of_squares
 
 __all__ = ["FrozenZeros", "ProximalAdam", "ProximalSGD", "freeze_zeros", "ramp"]
 
@@ -172,7 +172,7 @@ class ProximalAdam(_Proximal):
             gradients.append(g)
             m.append(state["exp_avg"])
             v.append(state["exp_avg_sq"])
-            squares[id(p)] = _mean_square(g) if together else g * g
+            squares[id(p)] = sum_of_squares(g).mul_(0.25) if together else g * g
             factors.append((1 - beta1 ** state["step"].item(), 1 - beta2 ** state["step"].item()))
         for scale, shift in self._pairs:
             if id(scale) in squares and id(shift) in squares:
@@ -191,10 +191,6 @@ class ProximalAdam(_Proximal):
         for p, first, rate, (correction, _) in zip(parameters, m, rates, factors, strict=True):
             p.addcmul_(first, rate, value=-1 / correction)
         return list(rates)
-
-
-def _mean_square(g: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(g, dim=0, keepdim=True).square_().mul_(0.25)
 
 
 class ProximalSGD(_Proximal):

@@ -277,7 +277,7 @@ def _read_folder(top: Path, classes: tuple[str, ...], size: int | None, gray: bo
 
     pixels, labels = [], []
     for number, name in enumerate(classes):
-        files = sorted(p for p in (top / name).glob("*") if p.suffix.lower() in (".png", ".jpg", ".jpeg"))
+        files = sorted(p for p in (top / name).glob("[!.]*") if p.suffix.lower() in (".png", ".jpg", ".jpeg"))
         if not files:
             raise DataError(f"{top / name} has no PNG or JPEG files.")
         for path in files:

@@ -139,6 +139,8 @@ def obtain(name: str, data_dir: Path | None = None, progress: Progress | None = 
         log.warning("%s; %s and fetched again.", reason, _move_aside(cache_file(name)))
     attempts: list[tuple[str, Callable[[], Arrays]]] = []
     if data_dir is not None:
+        if not data_dir.is_dir():
+            raise DataError(f"{data_dir} is not a folder: give one that holds the original files of {name}.")
         attempts.append((str(data_dir), lambda: _from_folder(source, data_dir)))
     for addresses in source.addresses:
         host = addresses[0].split("/")[2]

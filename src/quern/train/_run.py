@@ -1,10 +1,5 @@
-"""One training loop: warm up, grind with a penalty, heal with the zeros frozen; checkpoints, resume, several processes.
+"""The loop itself: steps, epochs, files, signals."""
 
-Everything random in a step is drawn from numbers made of (seed, epoch, step), so a training that is stopped anywhere
-and resumed ends with exactly the weights of one that was not.
-"""
-
-import hashlib
 import json
 import math
 import resource
@@ -12,11 +7,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -24,109 +19,18 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from quern import checkpoint
-from quern.data import Images, ImageSet
+from quern.data import ImageSet
 from quern.distributed import Team, team
 from quern.errors import TrainingError
 from quern.files import write_text
-from quern.optim import FrozenZeros, ProximalAdam, ProximalSGD, freeze_zeros, ramp
-from quern.penalties import Penalty
+from quern.optim import FrozenZeros, ProximalAdam, ProximalSGD, freeze_zeros
 from quern.sparsity import Sparsity, measure
-
-__all__ = ["Result", "Settings", "Stopped", "Watcher", "evaluate", "fit"]
-
-Phase = Literal["warmup", "train", "grind", "heal"]
-EVALUATION_BATCH = 1000
+from quern.train._batches import augment, derived_seed, evaluate
+from quern.train._settings import Phase, Settings
 
 
 class Stopped(TrainingError):
     """Ctrl-C or SIGTERM arrived; the state was saved."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to train. Epochs are counted as ``warmup + epochs + heal``.
-
-    ``warmup`` epochs go without the penalty, ``epochs`` with it (λ rises linearly over the share ``ramp`` of them),
-    ``heal`` without it and with every zero frozen. With ``schedule="cosine"`` the learning rate falls to zero along
-    half a cosine in the last of these phases; "constant" leaves it. ``heal_lr`` is the rate to heal with, if not
-    ``lr``; ``heal_dropout=False`` switches dropout off while healing. ``optimizer`` is "proximal-adam" or
-    "proximal-sgd" (exact zeros), or "adam" (the penalty's gradient, as in the paper). ``crop`` shifts each image at
-    random by up to that many pixels, ``flip`` mirrors half of them. ``batch`` counts images over all processes.
-    """
-
-    epochs: int = 20
-    warmup: int = 0
-    heal: int = 0
-    penalty: Penalty | None = None
-    ramp: float = 0.5
-    batch: int = 400
-    lr: float = 2e-3
-    heal_lr: float | None = None
-    heal_dropout: bool = True
-    schedule: Literal["cosine", "constant"] = "cosine"
-    optimizer: Literal["proximal-adam", "proximal-sgd", "adam"] = "proximal-adam"
-    weight_decay: float = 0.0
-    label_smoothing: float = 0.0
-    crop: int = 0
-    flip: bool = False
-    seed: int = 0
-    device: str = "cpu"
-    precision: Literal["float32", "bfloat16"] = "float32"
-
-    def __post_init__(self) -> None:
-        wrong = next((said for holds, said in self._rules() if not holds), None)
-        if wrong:
-            raise TrainingError(f"{wrong}.")
-
-    def _rules(self) -> Iterator[tuple[bool, str]]:
-        for name in ("epochs", "warmup", "heal", "crop"):
-            yield getattr(self, name) >= 0, f"{name} is {getattr(self, name)}, but cannot be negative"
-        yield self.warmup + self.epochs + self.heal > 0, "there are no epochs to train for"
-        yield self.batch >= 1, f"the batch is {self.batch}, but needs at least one image"
-        yield 0 < self.lr < math.inf, f"lr is {self.lr}, but must be a positive number"
-        yield self.heal_lr is None or 0 < self.heal_lr < math.inf, f"heal_lr is {self.heal_lr}, but must be positive"
-        yield 0 <= self.weight_decay < math.inf, f"weight_decay is {self.weight_decay}, but cannot be negative"
-        yield 0 <= self.label_smoothing < 1, f"label_smoothing is {self.label_smoothing}, but must be in 0..1"
-        yield 0 <= self.ramp <= 1, f"ramp is {self.ramp}, but must be a share of the epochs, from 0 to 1"
-        for name in ("schedule", "optimizer", "precision"):
-            choices = Settings.__annotations__[name].__args__
-            yield getattr(self, name) in choices, f"{name} is {getattr(self, name)}, but must be {' or '.join(choices)}"
-
-    @property
-    def total(self) -> int:
-        return self.warmup + self.epochs + self.heal
-
-    def phase(self, epoch: int) -> tuple[Phase, int, int]:
-        """The phase of an epoch (from 0), where in it the epoch is, and how long it is."""
-        if epoch < self.warmup:
-            return "warmup", epoch, self.warmup
-        if epoch < self.warmup + self.epochs:
-            return "grind" if self.penalty else "train", epoch - self.warmup, self.epochs
-        return "heal", epoch - self.warmup - self.epochs, self.heal
-
-    def lr_at(self, epoch: int, progress: float) -> float:
-        """The learning rate in ``epoch`` after the share ``progress`` of it."""
-        phase, place, length = self.phase(epoch)
-        lr = self.heal_lr if phase == "heal" and self.heal_lr is not None else self.lr
-        if self.schedule == "constant" or epoch - place + length < self.total:
-            return lr
-        return lr * (1 + math.cos(math.pi * (place + progress) / length)) / 2
-
-    def strength_at(self, epoch: int, step: int, steps: int) -> float:
-        """The factor of the penalty at a step of ``epoch``: the ramp while grinding, 0 before and after."""
-        phase, place, _ = self.phase(epoch)
-        return ramp(place * steps + step + 1, round(self.ramp * self.epochs * steps)) if phase == "grind" else 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for records."""
-        return {**asdict(self), "penalty": self.penalty.to_list() if self.penalty else None}
-
-    @staticmethod
-    def from_dict(values: dict[str, Any]) -> "Settings":
-        known = {f.name for f in fields(Settings)}
-        terms = values.get("penalty")
-        penalty = Penalty.from_list(terms) if terms else None
-        return Settings(**{**{k: v for k, v in values.items() if k in known}, "penalty": penalty})
 
 
 @runtime_checkable
@@ -161,47 +65,6 @@ class Result:
         return Result(**{**own, "history": tuple(own["history"])})
 
 
-def derived_seed(*parts: int | str) -> int:
-    """A seed from several numbers, as good as independent of the seeds from any others."""
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "little")
-
-
-def augment(pixels: Tensor, crop: int, flip: bool, generator: torch.Generator) -> Tensor:
-    """Each image of ``(n, c, h, w)`` shifted by up to ``crop`` pixels with a black margin, and mirrored or not."""
-    n, _, height, width = pixels.shape
-    if crop:
-        down, right = torch.randint(0, 2 * crop + 1, (2, n), generator=generator).unbind()
-        rows = (down[:, None] + torch.arange(height))[:, :, None]
-        columns = (right[:, None] + torch.arange(width))[:, None, :]
-        padded = F.pad(pixels, (crop,) * 4)
-        pixels = padded[torch.arange(n)[:, None, None], :, rows, columns].permute(0, 3, 1, 2)
-    if flip:
-        mirrored = torch.rand(n, generator=generator) < 0.5
-        pixels = torch.where(mirrored[:, None, None, None], pixels.flip(3), pixels)
-    return pixels
-
-
-@torch.no_grad()
-def evaluate(
-    model: nn.Module, images: Images, normalize: Callable[[Tensor], Tensor], crew: Team
-) -> tuple[float, float]:
-    """Mean cross-entropy and accuracy in eval mode; the model is left in the mode it was in."""
-    training = model.training
-    device = next(model.parameters()).device
-    model.eval()
-    mine = crew.share(len(images))
-    loss, right = 0.0, 0.0
-    for pixels, labels in zip(
-        images.pixels[mine].split(EVALUATION_BATCH), images.labels[mine].split(EVALUATION_BATCH), strict=True
-    ):
-        scores, labels = model(normalize(pixels.to(device))), labels.to(device)
-        loss += float(F.cross_entropy(scores.float(), labels, reduction="sum"))
-        right += float((scores.argmax(1) == labels).sum())
-    model.train(training)
-    loss, right = crew.sum(loss, right)
-    return loss / len(images), right / len(images)
-
-
 def fit(
     model: nn.Module,
     data: ImageSet,
@@ -220,7 +83,10 @@ def fit(
     begins if no epoch was finished.
     Under torchrun the processes share each batch, by DistributedDataParallel.
     """
-    device = torch.device(settings.device)
+    try:
+        device = torch.empty(0, device=settings.device).device
+    except (RuntimeError, AssertionError) as reason:
+        raise TrainingError(f"there is no device {settings.device} here: {str(reason).splitlines()[0]}") from reason
     with team(device) as crew, torch.random.fork_rng(devices=[] if device.type == "cpu" else None):
         return _Run(model.to(device), data, settings, out, crew, watchers if crew.leads else ()).run(resume)
 

@@ -1,0 +1,58 @@
+"""The ``quern`` command. Thin, and with its imports inside of functions: ``quern --help`` must not wait for torch."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+import quern
+from quern.cli import _data, _train
+from quern.cli._console import err_console, say
+from quern.errors import QuernError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Build quaternion neural networks and make them small.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+app.command(epilog=_train.EXAMPLES)(_train.train)
+app.command()(_train.show)
+app.add_typer(_data.app, name="data")
+
+
+def main() -> None:
+    """Run the command; errors that a user can mend are one sentence and exit code 1."""
+    # Large tensors on large pages: fewer page faults, which are dear on virtual machines. Read when torch loads.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    try:
+        app()
+    except QuernError as reason:
+        stopped = type(reason).__name__ == "Stopped"
+        say(f"quern: {reason}", err_console)
+        sys.exit(130 if stopped else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads; let exit be quiet
+        sys.exit(1)
+
+
+def _version(show: bool) -> bool:
+    if show:
+        say(f"quern {quern.__version__}")
+        raise typer.Exit
+    return show
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")
+    ] = False,
+) -> None:
+    pass

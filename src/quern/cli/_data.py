@@ -1,0 +1,63 @@
+"""``quern data``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quern.cli._console import Fetching, say
+from quern.errors import QuernError
+
+app = typer.Typer(help="Data sets: what there is, fetching, checking.", no_args_is_help=True)
+DataDir = Annotated[Path | None, typer.Option(help="A folder with the original files of the data set.")]
+
+
+@app.command("list")
+def data_list() -> None:
+    """The data sets quern knows, and where they are."""
+    from quern import data
+
+    for name in data.NAMES:
+        if name == "digits":
+            where = "comes with scikit-learn"
+        else:
+            path = data.cache_file(name)
+            where = (
+                f"{path} ({path.stat().st_size:,} bytes)" if path.exists() else f"not fetched: quern data fetch {name}"
+            )
+        say(f"{name:8s} {where}")
+
+
+@app.command("fetch")
+def data_fetch(
+    names: Annotated[list[str], typer.Argument(help="mnist, cifar10")],
+    data_dir: DataDir = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
+) -> None:
+    """Fetch data sets into the cache, and check them."""
+    from quern import data
+
+    for name in names:
+        with Fetching(quiet) as progress:
+            path = data.fetch(name, data_dir, progress)
+        if not quiet:
+            say(f"{name}: {path}")
+
+
+@app.command("verify")
+def data_verify(
+    names: Annotated[list[str] | None, typer.Argument(help="mnist, cifar10; by default both")] = None,
+) -> None:
+    """Check the data sets in the cache against their published SHA-256 sums."""
+    from quern import data
+
+    fetched = [name for name in data.NAMES if name != "digits"]
+    if unknown := [name for name in names or [] if name not in fetched]:
+        raise QuernError(f"there is no {unknown[0]} to verify: give {' or '.join(fetched)}.")
+    wrong = False
+    for name in names or fetched:
+        problem = data.verify(name)
+        wrong |= problem is not None
+        say(problem or f"{name}: as published")
+    if wrong:
+        raise typer.Exit(1)

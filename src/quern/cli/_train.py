@@ -1,0 +1,334 @@
+"""``quern train`` and ``quern show``."""
+
+import json
+import os
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from quern.cli._console import Fetching, err_console, out_console, say
+from quern.errors import TrainingError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from quern.data import ImageSet
+    from quern.penalties import Penalty
+    from quern.train import Result, Settings
+
+PENALTIES = ("l1", "l2", "rq", "rql", "gamma", "gamma-beta")
+DATASET_HELP = "mnist, cifar10, digits, an .npz file, or a folder with a folder of images per class."
+
+EXAMPLES = """
+Examples:
+
+  quern train --penalty rql --lambda 20 --heal 10 --out runs/digits
+
+  quern train --dataset mnist --penalty rql --lambda 16 --epochs 12 --heal 18 --batch 100 --out runs/mnist-rql
+
+  quern train --dataset cifar10 --norm after_conv --penalty gamma --lambda 0.5 --heal 5 --flip --out runs/cifar-gamma
+
+  quern train --dataset mnist --optimizer adam --penalty rq --lambda 20 --out runs/paper    (the paper's way)
+
+  quern train --resume --out runs/mnist-rql
+
+  torchrun --standalone --nproc-per-node 2 -m quern train --dataset cifar10 --out runs/cifar
+"""
+
+_run = partial(typer.Option, rich_help_panel="The run")
+_target = partial(typer.Option, rich_help_panel="Penalty and phases")
+_step = partial(typer.Option, rich_help_panel="Steps")
+_network = partial(typer.Option, rich_help_panel="Network and data")
+_machine = partial(typer.Option, rich_help_panel="Machine")
+
+Out = Annotated[Path | None, _run(help="Folder of the run, a new one unless --resume.")]
+Resume = Annotated[bool, _run("--resume", help="Go on with the run in --out, with its own settings.")]
+Quiet = Annotated[bool, _run("--quiet", help="Say nothing but errors.")]
+Json = Annotated[bool, _run("--json", help="The result as JSON on the last line of standard output.")]
+TensorBoard = Annotated[bool, _run("--tensorboard", help="Event files in the run's folder.")]
+Names = Annotated[list[str] | None, _target(help=f"{', '.join(PENALTIES)}; repeat it for a sum.")]
+Weights = Annotated[list[float] | None, _target("--lambda", help="Weight of each --penalty, in order.")]
+PlainSums = Annotated[bool, _target("--plain-sums", help="Penalties without the factor 1/Q or 1/|Γ|.")]
+HealLr = Annotated[float | None, _target(help="Learning rate while healing.", show_default="--lr")]
+Schedule = Literal["cosine", "constant"]
+Optimizer = Literal["proximal-adam", "proximal-sgd", "adam"]
+Norm = Literal["none", "after_conv", "after_activation"]
+DataDir = Annotated[Path | None, _network(help="A folder with the original files of the data set.")]
+Dropout = Annotated[float | None, _network(help="Dropout of the network.", show_default="the network's")]
+ImageSize = Annotated[int | None, _network(help="Resize the images of a folder to this height and width.")]
+Precision = Literal["float32", "bfloat16"]
+
+
+def train(
+    context: typer.Context,
+    dataset: Annotated[str, _network(help=DATASET_HELP)] = "digits",
+    data_dir: DataDir = None,
+    image_size: ImageSize = None,
+    model: Annotated[str | None, _network(help="A network of quern.models.", show_default="by data set")] = None,
+    norm: Annotated[Norm | None, _network(help="Batch normalisation.", show_default="none")] = None,
+    dropout: Dropout = None,
+    out: Out = None,
+    resume: Resume = False,
+    penalty: Names = None,
+    lambda_: Weights = None,
+    plain_sums: PlainSums = False,
+    warmup: Annotated[int, _target(help="Epochs at the start, without the penalty.")] = 0,
+    epochs: Annotated[int, _target(help="Epochs, with the penalty if there is one.")] = 20,
+    ramp: Annotated[float, _target(help="Share of --epochs over which λ rises from 0.")] = 0.5,
+    heal: Annotated[int, _target(help="Epochs at the end, without the penalty and with all zeros frozen.")] = 0,
+    heal_lr: HealLr = None,
+    heal_dropout: Annotated[bool, _target(help="Dropout while healing.")] = True,
+    optimizer: Annotated[Optimizer, _step(help="adam takes the penalty's gradient: no exact zeros.")] = "proximal-adam",
+    lr: Annotated[float, _step(help="Learning rate.")] = 2e-3,
+    schedule: Annotated[Schedule, _step(help="Learning rate: down to zero in the last phase, or not.")] = "cosine",
+    weight_decay: Annotated[float, _step(help="Decoupled weight decay (coupled for proximal-sgd).")] = 0.0,
+    batch: Annotated[int | None, _step(help="Images per step.", show_default="400; 64 for digits")] = None,
+    label_smoothing: Annotated[float, _step(help="Label smoothing.")] = 0.0,
+    crop: Annotated[int, _step(help="Shift images at random by up to this many pixels.")] = 0,
+    flip: Annotated[bool, _step("--flip", help="Mirror half of the images.")] = False,
+    seed: Annotated[int, _step(help="The same command with the same seed gives the same weights.")] = 0,
+    device: Annotated[str, _machine(help="cpu, cuda, ...")] = "cpu",
+    precision: Annotated[Precision, _machine(help="bfloat16 runs under autocast.")] = "float32",
+    threads: Annotated[int | None, _machine(help="CPU threads.", show_default="all cores")] = None,
+    tensorboard: TensorBoard = False,
+    quiet: Quiet = False,
+    json_: Json = False,
+) -> None:
+    """Train a network, to exact zeros if there is a penalty."""
+    given = {name for name in context.params if _explicit(context, name)}
+    if resume:
+        config = _resumed(out, given)
+    else:
+        config = {
+            "command": shlex.join(["quern", *sys.argv[1:]]),
+            "dataset": str(Path(dataset).resolve())
+            if Path(dataset).exists() and dataset not in _DEFAULT_MODELS
+            else dataset,
+            "data_dir": str(data_dir.resolve()) if data_dir else None,
+            "image_size": image_size,
+            "model": model,
+            "options": {k: v for k, v in (("norm", norm), ("dropout", dropout)) if v is not None},
+            "threads": threads,
+            "settings": {
+                **{k: v for k, v in context.params.items() if k in _SETTINGS},
+                "batch": (64 if dataset == "digits" else 400) if batch is None else batch,
+                "penalty": _penalty(penalty, lambda_, plain_sums),
+            },
+        }
+    _train(config, out, resume, tensorboard, quiet, json_)
+
+
+_SETTINGS = (
+    *("epochs", "warmup", "heal", "ramp", "lr", "heal_lr", "heal_dropout", "schedule", "optimizer", "weight_decay"),
+    *("label_smoothing", "crop", "flip", "seed", "device", "precision"),
+)
+_ALLOWED_ON_RESUME = {"out", "resume", "tensorboard", "quiet", "json_"}
+
+
+def _explicit(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _resumed(out: Path | None, given: set[str]) -> dict[str, Any]:
+    if out is None:
+        raise TrainingError("--resume needs the folder of the run: say --out FOLDER.")
+    if extra := sorted(given - _ALLOWED_ON_RESUME):
+        options = ", ".join(f"--{name.strip('_').replace('_', '-')}" for name in extra)
+        raise TrainingError(f"a run goes on with its own settings: leave out {options}.")
+    return _read_json(out / "config.json", "the settings of a run", _CONFIG)
+
+
+_CONFIG = ("command", "dataset", "data_dir", "image_size", "model", "options", "threads", "settings", "sums")
+_RESULT = ("history", "best_epoch", "val_accuracy", "test_accuracy", "test_loss", "sparsity", "seconds")
+
+
+def _read_json(path: Path, what: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TrainingError(f"{path} is not there: {path.parent} does not hold {what}.") from None
+    except (OSError, ValueError) as reason:
+        raise TrainingError(f"{path} cannot be read: {reason}.") from reason
+    if not isinstance(found, dict) or any(key not in found for key in keys):
+        raise TrainingError(f"{path} does not hold {what}.")
+    return found
+
+
+def _penalty(names: list[str] | None, weights: list[float] | None, plain_sums: bool) -> list[dict[str, Any]] | None:
+    names, weights = names or [], weights or []
+    if len(names) != len(weights):
+        raise TrainingError(
+            f"there are {len(names)} --penalty and {len(weights)} --lambda, but each penalty needs its weight: "
+            "--penalty rql --lambda 12."
+        )
+    if not names:
+        return None
+    from quern import penalties
+
+    total: Penalty | None = None
+    for name, weight in zip(names, weights, strict=True):
+        if name not in PENALTIES:
+            raise TrainingError(f"there is no penalty {name}: choose among {', '.join(PENALTIES)}.")
+        try:
+            if name.startswith("gamma"):
+                one = penalties.GammaL1(weight, with_beta=name == "gamma-beta", normalize=not plain_sums)
+            else:
+                one = getattr(penalties, name.upper())(weight, normalize=not plain_sums)
+        except ValueError as reason:
+            raise TrainingError(str(reason)) from reason
+        total = one if total is None else total + one
+    assert total is not None
+    return total.to_list()
+
+
+def _train(config: dict[str, Any], out: Path | None, resume: bool, tensorboard: bool, quiet: bool, json_: bool) -> None:
+    import torch
+
+    from quern import data, train
+    from quern.environment import facts
+    from quern.files import write_text
+
+    if config["threads"] is not None:
+        if config["threads"] < 1:
+            raise TrainingError(f"--threads is {config['threads']}, but there must be at least one.")
+        torch.set_num_threads(config["threads"])
+    leads = os.environ.get("RANK", "0") == "0"
+    settings = train.Settings.from_dict(config["settings"])
+    if leads and not resume and out is not None and (out / "config.json").exists():
+        raise TrainingError(f"{out} already holds a run: go on with --resume, or choose another folder.")
+    with Fetching(quiet or not leads) as progress:
+        size, folder = config["image_size"], config["data_dir"]
+        images = data.load(config["dataset"], Path(folder) if folder else None, size, progress)
+    if resume and config["sums"] != images.sums:
+        raise TrainingError(f"{config['dataset']} is not the data that {out} was trained on: its SHA-256 sums differ.")
+    torch.manual_seed(settings.seed)
+    network = _build(config, images)
+    if settings.penalty is not None:
+        try:
+            settings.penalty.targets(network)
+        except ValueError as reason:
+            raise TrainingError(f"{str(reason).rstrip('.')} (for a built-in network: --norm after_conv).") from reason
+    if leads and out is not None and not resume:
+        config = {**config, "threads": torch.get_num_threads(), "sums": images.sums, "environment": facts()}
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            write_text(out / "config.json", json.dumps(config, indent=1))
+        except OSError as reason:
+            raise TrainingError(f"{out} cannot be written to ({reason.strerror}): choose another --out.") from reason
+    watchers = _watchers(out, tensorboard, quiet, leads)
+    if leads and not quiet:
+        count = sum(p.numel() for p in network.parameters())
+        said = f"{_model_name(config, images)}: {count:,} parameters; "
+        said += f"{images.name}: {len(images.train):,} images to train, {len(images.val):,} to validate; "
+        say(f"{said}{_phases(settings)}", err_console)
+    result = train.fit(network, images, settings, out, resume, watchers)
+    if leads and not quiet:
+        _print_result(result, settings)
+        if out is not None:
+            say(f"in {out}; again: quern show {out}", err_console)
+    if leads and json_:
+        typer.echo(json.dumps({k: v for k, v in result.to_dict().items() if k != "history"}))
+
+
+def _phases(settings: "Settings") -> str:
+    parts = [(settings.warmup, "to warm up"), (settings.epochs, f"with {settings.penalty}" if settings.penalty else "")]
+    parts.append((settings.heal, "to heal"))
+    return ", ".join(f"{count} epochs {what}".strip() for count, what in parts if count)
+
+
+def _watchers(out: Path | None, tensorboard: bool, quiet: bool, leads: bool) -> list[Any]:
+    from quern import progress
+
+    if not leads:
+        return []
+    watchers: list[Any] = []
+    if not quiet:
+        watchers.append(progress.Bar(err_console) if err_console.is_terminal else progress.Lines(err_console))
+    if tensorboard:
+        if out is None:
+            raise TrainingError("--tensorboard writes into the run's folder: say --out FOLDER.")
+        try:
+            watchers.append(progress.Events(out / "events"))
+        except ImportError:
+            raise TrainingError("--tensorboard needs the tensorboard package: pip install tensorboard.") from None
+    return watchers
+
+
+_DEFAULT_MODELS = {"mnist": "mnist_qcnn", "cifar10": "cifar_qcnn", "digits": "digits_qcnn"}
+
+
+def _model_name(config: dict[str, Any], images: "ImageSet") -> str:
+    return config["model"] or _DEFAULT_MODELS.get(images.name, "qresnet20")
+
+
+def _build(config: dict[str, Any], images: "ImageSet") -> "nn.Module":
+    import torch
+
+    from quern import models
+
+    name = _model_name(config, images)
+    if name not in models.BUILDERS:
+        raise TrainingError(f"there is no network {name}: choose among {', '.join(models.BUILDERS)}.")
+    options = {**config["options"], "classes": len(images.classes)}
+    if name in ("qresnet20", "resnet20"):
+        options["channels"] = images.shape[0]
+    try:
+        network = models.BUILDERS[name](**options)
+    except TypeError as reason:
+        raise TrainingError(f"{name} does not take {', '.join(config['options'])}: {reason}.") from reason
+    except ValueError as reason:
+        raise TrainingError(str(reason)) from reason
+    try:
+        with torch.no_grad():
+            network.eval()(images.normalize(images.train.pixels[:1]))
+    except (RuntimeError, ValueError) as reason:
+        size = " x ".join(map(str, images.shape))
+        raise TrainingError(f"{name} does not take images of {size}: choose another --model ({reason}).") from reason
+    return network.train()
+
+
+def _print_result(result: "Result", settings: "Settings") -> None:
+    found = result.sparsity
+    say(
+        f"test accuracy {result.test_accuracy:.2%} (validation {result.val_accuracy:.2%}, epoch {result.best_epoch} of "
+        f"{settings.total})\nexact zeros: {found.component_sparsity:.1%} of components, "
+        f"{found.quaternion_sparsity:.1%} of quaternions, {found.neuron_sparsity:.1%} of neurons",
+    )
+    out_console.print(found, highlight=False)
+
+
+def show(
+    run: Annotated[Path, typer.Argument(help="Folder of a run of quern train.")],
+    history: Annotated[bool, typer.Option("--history", help="Every epoch, too.")] = False,
+) -> None:
+    """Print what a run was, and what it reached."""
+    config = _read_json(run / "config.json", "a run of quern train", _CONFIG)
+    from quern.progress import clock, summary
+    from quern.train import Result, Settings
+
+    settings = Settings.from_dict(config["settings"])
+    facts = config.get("environment") or {}
+    say(str(config["command"]))
+    say(f"{config['dataset']}, seed {settings.seed}: {_phases(settings)}")
+    say(", ".join(f"{name} {value}" for name, value in facts.items()))
+    lines = []
+    if (run / "history.jsonl").exists():
+        lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    result = None
+    if (run / "result.json").exists():
+        result = Result.from_dict(_read_json(run / "result.json", "a result", _RESULT))
+        lines = list(result.history)
+    for line in lines if history else []:
+        say(summary(line, settings.total))
+    if result is not None:
+        say(f"{len(lines)} epochs in {clock(result.seconds)}")
+        _print_result(result, settings)
+        return
+    if lines and not history:
+        say(summary(lines[-1], settings.total))
+    say(f"not finished; go on with: quern train --resume --out {run}")

@@ -1,0 +1,11 @@
+"""One training loop: warm up, grind with a penalty, heal with the zeros frozen; checkpoints, resume, several processes.
+
+Everything random in a step is drawn from numbers made of (seed, epoch, step), so a training that is stopped anywhere
+and resumed ends with exactly the weights of one that was not.
+"""
+
+from quern.train._batches import augment, derived_seed, evaluate
+from quern.train._run import Result, Stopped, Watcher, fit
+from quern.train._settings import Phase, Settings
+
+__all__ = ["Phase", "Result", "Settings", "Stopped", "Watcher", "augment", "derived_seed", "evaluate", "fit"]

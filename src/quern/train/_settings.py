@@ -1,0 +1,99 @@
+"""How to train, and what follows from it for every step."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from quern.errors import TrainingError
+from quern.optim import ramp
+from quern.penalties import Penalty
+
+Phase = Literal["warmup", "train", "grind", "heal"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train. Epochs are counted as ``warmup + epochs + heal``.
+
+    ``warmup`` epochs go without the penalty, ``epochs`` with it (λ rises linearly over the share ``ramp`` of them),
+    ``heal`` without it and with every zero frozen. With ``schedule="cosine"`` the learning rate falls to zero along
+    half a cosine in the last of these phases; "constant" leaves it. ``heal_lr`` is the rate to heal with, if not
+    ``lr``; ``heal_dropout=False`` switches dropout off while healing. ``optimizer`` is "proximal-adam" or
+    "proximal-sgd" (exact zeros), or "adam" (the penalty's gradient, as in the paper). ``crop`` shifts each image at
+    random by up to that many pixels, ``flip`` mirrors half of them. ``batch`` counts images over all processes.
+    """
+
+    epochs: int = 20
+    warmup: int = 0
+    heal: int = 0
+    penalty: Penalty | None = None
+    ramp: float = 0.5
+    batch: int = 400
+    lr: float = 2e-3
+    heal_lr: float | None = None
+    heal_dropout: bool = True
+    schedule: Literal["cosine", "constant"] = "cosine"
+    optimizer: Literal["proximal-adam", "proximal-sgd", "adam"] = "proximal-adam"
+    weight_decay: float = 0.0
+    label_smoothing: float = 0.0
+    crop: int = 0
+    flip: bool = False
+    seed: int = 0
+    device: str = "cpu"
+    precision: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        wrong = next((said for holds, said in self._rules() if not holds), None)
+        if wrong:
+            raise TrainingError(f"{wrong}.")
+
+    def _rules(self) -> Iterator[tuple[bool, str]]:
+        for name in ("epochs", "warmup", "heal", "crop"):
+            yield getattr(self, name) >= 0, f"{name} is {getattr(self, name)}, but cannot be negative"
+        yield self.warmup + self.epochs + self.heal > 0, "there are no epochs to train for"
+        yield self.batch >= 1, f"the batch is {self.batch}, but needs at least one image"
+        yield 0 < self.lr < math.inf, f"lr is {self.lr}, but must be a positive number"
+        yield self.heal_lr is None or 0 < self.heal_lr < math.inf, f"heal_lr is {self.heal_lr}, but must be positive"
+        yield 0 <= self.weight_decay < math.inf, f"weight_decay is {self.weight_decay}, but cannot be negative"
+        yield 0 <= self.label_smoothing < 1, f"label_smoothing is {self.label_smoothing}, but must be in 0..1"
+        yield 0 <= self.ramp <= 1, f"ramp is {self.ramp}, but must be a share of the epochs, from 0 to 1"
+        for name in ("schedule", "optimizer", "precision"):
+            choices = Settings.__annotations__[name].__args__
+            yield getattr(self, name) in choices, f"{name} is {getattr(self, name)}, but must be {' or '.join(choices)}"
+
+    @property
+    def total(self) -> int:
+        return self.warmup + self.epochs + self.heal
+
+    def phase(self, epoch: int) -> tuple[Phase, int, int]:
+        """The phase of an epoch (from 0), where in it the epoch is, and how long it is."""
+        if epoch < self.warmup:
+            return "warmup", epoch, self.warmup
+        if epoch < self.warmup + self.epochs:
+            return "grind" if self.penalty else "train", epoch - self.warmup, self.epochs
+        return "heal", epoch - self.warmup - self.epochs, self.heal
+
+    def lr_at(self, epoch: int, progress: float) -> float:
+        """The learning rate in ``epoch`` after the share ``progress`` of it."""
+        phase, place, length = self.phase(epoch)
+        lr = self.heal_lr if phase == "heal" and self.heal_lr is not None else self.lr
+        if self.schedule == "constant" or epoch - place + length < self.total:
+            return lr
+        return lr * (1 + math.cos(math.pi * (place + progress) / length)) / 2
+
+    def strength_at(self, epoch: int, step: int, steps: int) -> float:
+        """The factor of the penalty at a step of ``epoch``: the ramp while grinding, 0 before and after."""
+        phase, place, _ = self.phase(epoch)
+        return ramp(place * steps + step + 1, round(self.ramp * self.epochs * steps)) if phase == "grind" else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for records."""
+        return {**asdict(self), "penalty": self.penalty.to_list() if self.penalty else None}
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> "Settings":
+        known = {f.name for f in fields(Settings)}
+        terms = values.get("penalty")
+        penalty = Penalty.from_list(terms) if terms else None
+        return Settings(**{**{k: v for k, v in values.items() if k in known}, "penalty": penalty})
