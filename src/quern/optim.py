@@ -71,13 +71,12 @@ class _Proximal(torch.optim.Optimizer):
         for group in self.param_groups:
             group["penalty_scale"] = float(factor)
 
-    def _shrink(self, steps: dict[int, tuple[float | Tensor, float]]) -> None:
-        """Apply the proximal maps; ``steps`` has, by id of a parameter that moved, its step and penalty_scale."""
+    def _shrink(self, moved: dict[int, tuple[float, Tensor | None]]) -> None:
+        """Apply the proximal maps; ``moved`` has, by id of a parameter that moved, the step and metric to do it in."""
         for target in self._targets:
-            moved = next((steps[id(p)] for p in target.parameters if id(p) in steps), None)
-            if moved is not None and moved[1] > 0:
-                step, scale = moved
-                target.shrink_(step * scale)
+            how = next((moved[id(p)] for p in target.parameters if id(p) in moved), None)
+            if how is not None:
+                target.shrink_(*how)
 
 
 class ProximalAdam(_Proximal):
@@ -143,20 +142,21 @@ class ProximalAdam(_Proximal):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        steps: dict[int, tuple[float | Tensor, float]] = {}
+        moved: dict[int, tuple[float, Tensor | None]] = {}
         for group in self.param_groups:
-            moved: list[Tensor] = [p for p in group["params"] if p.grad is not None]
-            if moved:
-                for p, rate in zip(moved, self._step(group, moved), strict=True):
-                    steps[id(p)] = (rate, group["penalty_scale"])
-        self._shrink(steps)
+            parameters: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+            if parameters:
+                metrics = self._step(group, parameters)
+                step = float(group["lr"]) * group["penalty_scale"]
+                moved.update({id(p): (step, metric) for p, metric in zip(parameters, metrics, strict=True)})
+        self._shrink(moved)
         return loss
 
     def _step(self, group: dict[str, Any], parameters: list[Tensor]) -> list[Tensor]:
-        """Adam's step. Returns lr / (sqrt(v) + eps) of every parameter, what the gradient was multiplied by."""
+        """Adam's step. Returns its metric, sqrt(v) + eps, of every parameter."""
         beta1, beta2 = group["betas"]
         lr = float(group["lr"])
-        gradients, m, v, squares, factors = [], [], [], {}, []
+        gradients, m, v, squares, counts = [], [], [], {}, []
         for p in parameters:
             g = p.grad
             assert g is not None
@@ -168,29 +168,27 @@ class ProximalAdam(_Proximal):
                 state["step"] = torch.zeros(())
                 state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
                 state["exp_avg_sq"] = torch.zeros_like(p[:1] if together else p, memory_format=torch.preserve_format)
-            state["step"] += 1
             gradients.append(g)
             m.append(state["exp_avg"])
             v.append(state["exp_avg_sq"])
             squares[id(p)] = sum_of_squares(g).mul_(0.25) if together else g * g
-            factors.append((1 - beta1 ** state["step"].item(), 1 - beta2 ** state["step"].item()))
+            counts.append(state["step"])
         for scale, shift in self._pairs:
             if id(scale) in squares and id(shift) in squares:
                 mean = squares[id(scale)].add_(squares[id(shift)].squeeze(0), alpha=4).div_(5)
                 squares[id(shift)] = mean.unsqueeze(0)
         if group["weight_decay"]:
             torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
+        torch._foreach_add_(counts, 1)
         torch._foreach_lerp_(m, gradients, 1 - beta1)
-        torch._foreach_mul_(v, beta2)
-        torch._foreach_add_(v, [squares[id(p)] for p in parameters], alpha=1 - beta2)
-        rates = torch._foreach_sqrt(v)
-        torch._foreach_div_(rates, [math.sqrt(second) for _, second in factors])
-        torch._foreach_add_(rates, group["eps"])
-        torch._foreach_reciprocal_(rates)
-        torch._foreach_mul_(rates, lr)
-        for p, first, rate, (correction, _) in zip(parameters, m, rates, factors, strict=True):
-            p.addcmul_(first, rate, value=-1 / correction)
-        return list(rates)
+        torch._foreach_lerp_(v, [squares[id(p)] for p in parameters], 1 - beta2)
+        steps = [count.item() for count in counts]
+        metrics = torch._foreach_sqrt(v)
+        torch._foreach_mul_(metrics, [(1 - beta2**n) ** -0.5 for n in steps])
+        torch._foreach_add_(metrics, group["eps"])
+        for p, first, metric, n in zip(parameters, m, metrics, steps, strict=True):
+            p.addcdiv_(first, metric, value=-lr / (1 - beta1**n))
+        return list(metrics)
 
 
 class ProximalSGD(_Proximal):
@@ -227,27 +225,27 @@ class ProximalSGD(_Proximal):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        steps: dict[int, tuple[float | Tensor, float]] = {}
+        moved: dict[int, tuple[float, Tensor | None]] = {}
         for group in self.param_groups:
-            moved: list[Tensor] = [p for p in group["params"] if p.grad is not None]
-            if not moved:
+            parameters: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
                 continue
             lr, momentum = float(group["lr"]), group["momentum"]
-            directions: Any = [p.grad for p in moved]
+            directions: Any = [p.grad for p in parameters]
             if group["weight_decay"]:
-                directions = torch._foreach_add(directions, moved, alpha=group["weight_decay"])
+                directions = torch._foreach_add(directions, parameters, alpha=group["weight_decay"])
             if momentum:
-                new = [p for p in moved if "momentum_buffer" not in self.state[p]]
+                new = [p for p in parameters if "momentum_buffer" not in self.state[p]]
                 for p in new:
                     self.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-                buffers = [self.state[p]["momentum_buffer"] for p in moved]
+                buffers = [self.state[p]["momentum_buffer"] for p in parameters]
                 torch._foreach_mul_(buffers, momentum)
                 torch._foreach_add_(buffers, directions)
                 directions = torch._foreach_add(directions, buffers, alpha=momentum) if group["nesterov"] else buffers
-            torch._foreach_add_(moved, directions, alpha=-lr)
-            for p in moved:
-                steps[id(p)] = (lr / (1 - momentum), group["penalty_scale"])
-        self._shrink(steps)
+            torch._foreach_add_(parameters, directions, alpha=-lr)
+            step = lr / (1 - momentum) * group["penalty_scale"]
+            moved.update({id(p): (step, None) for p in parameters})
+        self._shrink(moved)
         return loss
 
 

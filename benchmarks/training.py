@@ -1,0 +1,148 @@
+"""What targeted training costs: penalties, the proximal optimizer and the training loop, each against going without.
+
+    python benchmarks/training.py [--json FILE] [--repeats N]
+
+Every ratio is quern over baseline, timed interleaved in this one run; 1 is no cost at all.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from layers import NETWORKS, commit
+from quern import data
+from quern.optim import ProximalAdam
+from quern.penalties import RQ, RQL, GammaL1, Penalty
+from quern.train import Settings, derived_seed, fit
+from timing import host, medians
+
+
+def penalised_step(network: nn.Module, x: Tensor, labels: Tensor, penalty: Penalty | None) -> Callable[[], None]:
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(network(x), labels)
+        (loss if penalty is None else loss + penalty(network)).backward()
+        optimizer.step()
+
+    return step
+
+
+def penalty_costs(name: str, norm: str, penalty: Penalty, repeats: int) -> tuple[float, float]:
+    """Seconds of a training step at batch 400 without and with the penalty, on networks with the same weights."""
+    build, shape, _ = NETWORKS[name]
+    x, labels = torch.randn(400, *shape), torch.randint(10, (400,))
+    steps = {}
+    for which in (None, penalty):
+        torch.manual_seed(0)
+        network = build(norm=norm)  # pyright: ignore[reportCallIssue]
+        steps[str(which)] = penalised_step(network, x, labels, which)
+    without, ours = medians(steps, repeats).values()
+    return without, ours
+
+
+def optimizer_costs(penalty: Penalty, repeats: int) -> tuple[float, float]:
+    """Seconds of a step of torch's Adam and of ProximalAdam on the CIFAR-10 network."""
+    build, shape, _ = NETWORKS["CIFAR-10"]
+    steps = {}
+    for which in ("torch", "quern"):
+        torch.manual_seed(0)
+        network = build()
+        F.cross_entropy(network(torch.randn(50, *shape)), torch.randint(10, (50,))).backward()
+        theirs = torch.optim.Adam(network.parameters(), lr=1e-5)
+        steps[which] = (theirs if which == "torch" else ProximalAdam(network, penalty, lr=1e-5)).step
+    without, ours = medians(steps, repeats).values()
+    return without, ours
+
+
+def bare_epoch(images: data.ImageSet, batch: int) -> Callable[[], None]:
+    """One epoch written by hand: the same batches in the same order, the same optimizer, nothing else."""
+    build, _, _ = NETWORKS["MNIST"]
+    torch.manual_seed(0)
+    network = build().train()
+    optimizer = torch.optim.Adam(network.parameters(), lr=2e-3)
+
+    def run() -> None:
+        generator = torch.Generator().manual_seed(derived_seed(0, "order", 0))
+        order = torch.randperm(len(images.train), generator=generator)
+        for chosen in order.split(batch)[: len(order) // batch]:
+            x, labels = images.normalize(images.train.pixels[chosen]), images.train.labels[chosen]
+            optimizer.zero_grad()
+            F.cross_entropy(network(x), labels).backward()
+            optimizer.step()
+
+    return run
+
+
+def fit_epoch(images: data.ImageSet, batch: int, folder: Path) -> Callable[[], None]:
+    """One epoch of fit: validation, sparsity, test and files included."""
+    build, _, _ = NETWORKS["MNIST"]
+    settings = Settings(epochs=1, optimizer="adam", schedule="constant", batch=batch)
+    runs = 0
+
+    def run() -> None:
+        nonlocal runs
+        torch.manual_seed(0)
+        runs += 1
+        fit(build(), images, settings, folder / str(runs))
+
+    return run
+
+
+def measure(repeats: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+
+    def add(what: str, target: float, seconds: tuple[float, float]) -> None:
+        without, ours = (1e3 * s for s in seconds)
+        row = {
+            "what": what,
+            "unit": "ms",
+            "baseline": without,
+            "quern": ours,
+            "ratio": ours / without,
+            "target": target,
+        }
+        rows.append(row)
+        missed = "" if row["ratio"] <= target else "MISSED"
+        print(
+            f"{what:58s} {without:9.2f} {ours:9.2f} ms  {row['ratio']:6.3f}x   at most {target:.2f}x {missed}",
+            flush=True,
+        )
+
+    print(f"{'':58s} {'without':>9s} {'quern':>9s}")
+    for name in NETWORKS:
+        add(f"{name} training step with R_Q", 1.05, penalty_costs(name, "none", RQ(1e-3), repeats))
+        add(f"{name} training step with L1(BN)", 1.05, penalty_costs(name, "after_conv", GammaL1(1e-3), repeats))
+    for penalty in (RQ(1.0), RQL(1.0)):
+        add(f"CIFAR-10 step of ProximalAdam with {penalty} alone", 1.2, optimizer_costs(penalty, 10 * repeats))
+    images = data.mnist()
+    with tempfile.TemporaryDirectory() as folder:
+        epochs = {"bare": bare_epoch(images, 400), "fit": fit_epoch(images, 400, Path(folder))}
+        without, ours = medians(epochs, max(3, repeats // 3)).values()
+        add("MNIST epoch by fit against a bare loop, batch 400", 1.1, (without, ours))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", help="also write the rows to this file")
+    parser.add_argument("--repeats", type=int, default=15)
+    options = parser.parse_args()
+    torch.set_num_threads(2)
+    print(host())
+    rows = measure(options.repeats)
+    if options.json:
+        record = {"host": host(), "commit": commit(), "seed": 0, "repeats": options.repeats, "rows": rows}
+        Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
