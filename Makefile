@@ -6,7 +6,8 @@ READY := .venv/.ready
 .PHONY: demo test check bench setup clean
 
 demo: $(READY)
-	$(BIN)/python examples/digits.py
+	rm -rf runs/demo
+	$(BIN)/quern train --penalty rql --lambda 30 --epochs 20 --heal 20 --lr 5e-3 --out runs/demo
 
 test: check
 	$(BIN)/python -m pytest -n 2 -q -m "not unchecked"
@@ -21,6 +22,7 @@ check: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/layers.py --json benchmarks/layers.json
 	$(BIN)/python benchmarks/chart.py
+	$(BIN)/python benchmarks/training.py --json benchmarks/training.json
 
 setup: $(READY)
 

@@ -94,11 +94,12 @@ def test_flipping_one_sign_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_matches_real(linear.build(), linear.real, *linear.draw())
 
 
-def test_the_example_in_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_in_the_readme_run(capsys: pytest.CaptureFixture[str]) -> None:
     readme = (Path(__file__).parent.parent / "README.md").read_text()
-    code = readme.split("```python\n")[1].split("```")[0]
-    exec(compile(code, "README.md", "exec"), {})
+    for part in readme.split("```python\n")[1:]:
+        exec(compile(part.split("```")[0], "README.md", "exec"), {})
     printed = capsys.readouterr().out
     assert "QConv2d(3, 32" in printed
     assert "QLSTM(16, 32" in printed
     assert "torch.Size([8, 10])" in printed
+    assert "parameters are not zero" in printed

@@ -166,7 +166,7 @@ class _Pass:
     def joined(self, name: str, values: Sequence[_Value]) -> _Value:
         """An operation on corresponding units of several values, such as an addition."""
         lives = [v.live for v in values if v.live is not None]
-        kinds = {(len(v.live), v.real, v.axis, v.axis == 1 and v.dims) for v in values if v.live is not None}
+        kinds = {(len(v.live), v.real, v.dims if v.axis == 1 else None) for v in values if v.live is not None}
         if len(lives) < len(values) or len(kinds) != 1:
             return self.opaque(name, values)
         dims = values[0].dims if len({v.dims for v in values}) == 1 else None
