@@ -13,7 +13,6 @@ import itertools
 import json
 import multiprocessing
 import statistics
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 
 from quern import models
 from quern import nn as qnn
+from quern.environment import commit
 from timing import host, medians
 
 
@@ -229,10 +229,6 @@ def measure(repeats: int) -> list[dict[str, Any]]:
             common, mine = (peak(name, which, 400) for which in ("baseline", "quern"))
             add(f"{name} peak memory of a training step, {what}", 1 / 1.15, "MiB", common, mine)
     return rows
-
-
-def commit() -> str:
-    return subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
 
 
 def main() -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from quern.environment import cpu
+
 
 def medians(
     candidates: Mapping[str, Callable[[], object]], repeats: int, least_seconds: float = 0.02
@@ -29,6 +31,4 @@ def medians(
 
 def host() -> dict[str, object]:
     """What a reader needs to know about the machine."""
-    with open("/proc/cpuinfo") as lines:
-        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
-    return {"cpu": model, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    return {"cpu": cpu(), "threads": torch.get_num_threads(), "torch": torch.__version__}

@@ -133,7 +133,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
         time.sleep(0.005)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    assert process.returncode == 128 + number, err
     assert f"stopped by {number.name}" in err
     assert f"go on with: quern train --resume --out {folder}" in err
     assert "Traceback" not in err
@@ -162,7 +162,7 @@ def test_a_full_disk_leaves_the_old_files(straight: tuple[Path, str, str], tmp_p
 
 
 def test_two_processes_give_the_losses_of_one(tmp_path: Path) -> None:
-    options = [*TRAIN, "--dropout", "0", "--crop", "0", "--quiet"]
+    options = [*TRAIN, "--dropout", "0", "--crop", "1", "--flip", "--quiet"]
     quern("train", *options, "--out", tmp_path / "one")
     quern("train", *options, "--out", tmp_path / "two", launcher=TORCHRUN)
     one, two = (json.loads((tmp_path / run / "result.json").read_text()) for run in ("one", "two"))
@@ -171,6 +171,7 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path) -> None:
             assert ours[key] == pytest.approx(theirs[key], rel=2e-3), (ours["epoch"], key)
         assert ours["quaternion_sparsity"] == pytest.approx(theirs["quaternion_sparsity"], abs=0.005)
     assert one["history"][0]["loss"] == pytest.approx(two["history"][0]["loss"], rel=1e-5)
+    assert "trained by 2 processes" in refused("train", "--resume", "--out", tmp_path / "two", "--quiet")
 
 
 def test_a_lost_worker_ends_the_run_and_it_goes_on(tmp_path: Path) -> None:
@@ -241,3 +242,9 @@ def test_bad_input_gets_one_sentence(straight: tuple[Path, str, str], tmp_path: 
     assert "cannot be written to" in refused("train", *TRAIN, "--out", tmp_path / "file" / "run")
     assert "at least one" in refused("train", "--threads", "0")
     assert "no epochs" in refused("train", "--epochs", "0")
+    assert "File name too long" in refused("train", "--out", "x" * 300)
+    early = tmp_path / "early"  # a mistake that shows late does not spoil the folder
+    assert "no device warp" in refused("train", "--device", "warp", "--quiet", "--out", early)
+    quern("train", "--epochs", "1", "--quiet", "--out", early)
+    (early / "config.json").write_text((early / "config.json").read_text().replace('"epochs": 1', '"epochs": "one"'))
+    assert "not settings of quern" in refused("show", early)

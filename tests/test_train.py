@@ -132,7 +132,7 @@ def test_stopped_anywhere_and_resumed_is_never_stopped(
     wanted = fit(straight, images, settings, tmp_path / "straight")
     for n, after in enumerate(steps):
         with pytest.raises(
-            TrainingError, match=r"stopped by SIG(TERM|INT): epoch \d, step \d+ of 10; go on with: quern"
+            TrainingError, match=r"stopped by SIG(TERM|INT): epoch \d, step \d+ of 10; go on with resume=True"
         ):
             fit(build(norm="after_conv"), images, settings, tmp_path / "run", n > 0, [Stop(after, (15, 2)[n % 2])])
     model = build(seed=7, norm="after_conv")  # whatever the weights were
@@ -153,7 +153,11 @@ def test_a_finished_run_can_be_resumed_to_its_result(images: ImageSet, tmp_path:
     model = build()
     result = fit(model, images, SHORT, tmp_path)
     other = build(seed=3)
+    (tmp_path / ".last.safetensors.abc.tmp").write_text("half a file, left by a kill")
+    (tmp_path / "history.jsonl").write_text("")
     again = fit(other, images, SHORT, tmp_path, resume=True)
+    assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 4
+    assert not list(tmp_path.glob(".*"))
     assert again == result
     torch.testing.assert_close(other.state_dict(), model.state_dict(), rtol=0, atol=0)
 
@@ -186,6 +190,20 @@ def test_divergence_names_the_place_and_the_checkpoint(images: ImageSet, tmp_pat
         fit(model, images, settings, tmp_path, watchers=[Break(-1, 0)])
     tensors, _ = checkpoint.load(tmp_path / "last.safetensors")
     assert all(torch.isfinite(t).all() for t in tensors.values())
+
+    class Spoil(Stop):
+        """Weights that are not finite after the last step of an epoch, whose loss was."""
+
+        def step(self, epoch: int, phase: str, step: int, steps: int, loss: float) -> None:
+            if (epoch, step) == (2, steps):
+                spoilt.get_parameter("0.weight").data[0, 0] = math.inf
+
+    spoilt = build()
+    with pytest.raises(TrainingError, match=r"epoch 2, step 10: .*\(1 epochs done\)"):
+        fit(spoilt, images, settings, tmp_path / "spoilt", watchers=[Spoil(-1, 0)])
+    for name in ("last", "best"):
+        tensors, _ = checkpoint.load(tmp_path / "spoilt" / f"{name}.safetensors")
+        assert all(torch.isfinite(t).all() for t in tensors.values())
     with pytest.raises(TrainingError, match=r"diverged; there is no checkpoint yet"):
         fit(build(), images, dataclasses.replace(settings, lr=1e9, optimizer="proximal-sgd"))
 
@@ -279,6 +297,9 @@ def test_augment_shifts_and_mirrors_and_nothing_else() -> None:
         seen.add(found[0])
     assert len(seen) > 20
     assert torch.equal(augment(pixels, 0, False, torch.Generator()), pixels)
+    whole = augment(pixels, 2, True, torch.Generator().manual_seed(1))
+    part = augment(pixels[30:50], 2, True, torch.Generator().manual_seed(1), slice(30, 50), 80)
+    assert torch.equal(part, whole[30:50])
 
 
 def test_derived_seeds_differ() -> None:

@@ -59,7 +59,9 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
     for key, value in tensors.items():
         number, _, name = key.partition(".")
         parameter: nn.Parameter = parameters[int(number)]
-        if value.shape == parameter.shape:  # files know no memory layouts; a step is slow where they differ
-            value = torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(value)
+        for like in (parameter, parameter[:1] if parameter.dim() else parameter):
+            if value.shape == like.shape:  # files know no memory layouts; a step is slow where they differ
+                value = torch.empty_like(like, memory_format=torch.preserve_format).copy_(value)
+                break
         state.setdefault(int(number), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

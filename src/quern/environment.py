@@ -27,6 +27,7 @@ def commit() -> str | None:
         return done.stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # else the tree is that of another project
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", str(here)) else "")
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -1,6 +1,6 @@
 """The errors a user can mend: their text is one sentence that says what was wrong and what to do."""
 
-__all__ = ["DataError", "QuernError", "TrainingError"]
+__all__ = ["DataError", "QuernError", "Stopped", "TrainingError"]
 
 
 class QuernError(Exception):
@@ -13,3 +13,11 @@ class DataError(QuernError):
 
 class TrainingError(QuernError):
     """A training cannot start or go on."""
+
+
+class Stopped(TrainingError):
+    """Ctrl-C or SIGTERM arrived while training; the state was saved. ``signal`` is the number of the signal."""
+
+    def __init__(self, said: str, signal: int) -> None:
+        super().__init__(said)
+        self.signal = signal

@@ -107,7 +107,7 @@ class Target:
         if self.group:
             total = total + self.group * _norms(self.groups().to(at_least_single)).sum()
         if self.square:
-            total = total + self.square * first.square().sum(dtype=at_least_single)
+            total = total + self.square * first.to(at_least_single).square().sum()
         return total
 
     @torch.no_grad()
@@ -126,7 +126,8 @@ class Target:
             bound = step * self.l1
             first.sub_(_within(first, bound if inner is None else bound / inner))
         if self.group:
-            remaining = sum_of_squares(self.groups()).rsqrt_()  # infinite for zeros, which then are kept at zero
+            groups = self.groups().to(torch.promote_types(first.dtype, torch.float32))  # half a float has no squares
+            remaining = sum_of_squares(groups).rsqrt_()  # infinite for zeros, which then are kept at zero
             factor = step * self.group
             remaining = remaining.mul_(factor) if metric is None else remaining.div_(metric).mul_(factor)
             remaining.neg_().add_(1).clamp_min_(0)
@@ -212,7 +213,13 @@ class Penalty:
 
     @staticmethod
     def from_list(terms: list[dict[str, Any]]) -> "Penalty":
-        return Penalty(tuple(_Term(**term) for term in terms))
+        made = {"L1": L1, "L2": L2, "RQ": RQ, "RQL": RQL, "GammaL1": GammaL1}
+        total = Penalty(())
+        for term in terms:
+            name, _, option = term["kind"].partition(" ")
+            options = {"with_beta": True} if option else {}
+            total += made[name](term["weight"], normalize=term["normalize"], **options)
+        return total
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.terms))

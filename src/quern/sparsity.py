@@ -66,7 +66,7 @@ class LayerSparsity:
 class Sparsity:
     """What :func:`measure` found. Print it with rich (or ``str``) for a table; ``to_json()`` for a record.
 
-    ``parameters`` counts all numbers that are trained, real layers and biases included, ``nonzero_parameters`` those
+    ``parameters`` counts all numbers in parameters, real layers and biases included, ``nonzero_parameters`` those
     that are not zero; ``bytes`` is what parameters and buffers take as stored now, zeros included. ``macs`` is what
     the weights cost for one sample, zeros included, ``nonzero_macs`` what zeros leave of it; torch's linear layers and
     convolutions count, its recurrent and attention layers do not.

@@ -9,7 +9,7 @@ import typer
 import quern
 from quern.cli import _data, _train
 from quern.cli._console import err_console, say
-from quern.errors import QuernError
+from quern.errors import QuernError, Stopped
 
 __all__ = ["app", "main"]
 
@@ -32,13 +32,16 @@ def main() -> None:
     try:
         app()
     except QuernError as reason:
-        stopped = type(reason).__name__ == "Stopped"
         say(f"quern: {reason}", err_console)
-        sys.exit(130 if stopped else 1)
+        sys.exit(128 + reason.signal if isinstance(reason, Stopped) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads; let exit be quiet
+        sys.exit(1)
+    except OSError as reason:  # a folder that may not be read, a name that is too long
+        where = f"{reason.filename}: " if reason.filename else ""
+        say(f"quern: {where}{reason.strerror or reason}; choose another folder or mend this one.", err_console)
         sys.exit(1)
 
 

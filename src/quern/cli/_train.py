@@ -199,7 +199,7 @@ def _train(config: dict[str, Any], out: Path | None, resume: bool, tensorboard: 
         torch.set_num_threads(config["threads"])
     leads = os.environ.get("RANK", "0") == "0"
     settings = train.Settings.from_dict(config["settings"])
-    if leads and not resume and out is not None and (out / "config.json").exists():
+    if leads and not resume and out is not None and (out / "last.safetensors").exists():
         raise TrainingError(f"{out} already holds a run: go on with --resume, or choose another folder.")
     with Fetching(quiet or not leads) as progress:
         size, folder = config["image_size"], config["data_dir"]
@@ -212,7 +212,8 @@ def _train(config: dict[str, Any], out: Path | None, resume: bool, tensorboard: 
         try:
             settings.penalty.targets(network)
         except ValueError as reason:
-            raise TrainingError(f"{str(reason).rstrip('.')} (for a built-in network: --norm after_conv).") from reason
+            hint = " (in a built-in network by --norm after_conv)" if "normalisation" in str(reason) else ""
+            raise TrainingError(f"{str(reason).rstrip('.')}{hint}.") from reason
     if leads and out is not None and not resume:
         config = {**config, "threads": torch.get_num_threads(), "sums": images.sums, "environment": facts()}
         try:

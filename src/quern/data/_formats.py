@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import math
+import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable
@@ -23,6 +24,12 @@ _IDX = {
     "test_labels": "t10k-labels-idx1-ubyte",
 }
 MNIST_FILES = tuple(_IDX.values())
+
+
+# What an archive may hold for us; the rest of it, however large, is not read.
+_KNOWN = re.compile(
+    r"(train|t10k)-(images|labels)-idx[13]-ubyte(\.gz)?|(data|test)_batch(_\d)?\.(bin|png)|\w+_lables\.json"
+)
 
 
 class BadFile(Exception):
@@ -125,7 +132,9 @@ def in_archive(path: Path) -> Reader:
             contents = {
                 Path(member.name).name: file.read()
                 for member in archive
-                if member.isfile() and (file := archive.extractfile(member)) is not None
+                if member.isfile()
+                and _KNOWN.fullmatch(Path(member.name).name)
+                and (file := archive.extractfile(member)) is not None
             }
     except (tarfile.TarError, EOFError, OSError, zlib.error) as reason:
         raise BadFile(f"{path.name} is no tar archive, or is cut short: {reason}") from reason

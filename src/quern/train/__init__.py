@@ -4,8 +4,9 @@ Everything random in a step is drawn from numbers made of (seed, epoch, step), s
 and resumed ends with exactly the weights of one that was not.
 """
 
+from quern.errors import Stopped
 from quern.train._batches import augment, derived_seed, evaluate
-from quern.train._run import Result, Stopped, Watcher, fit
+from quern.train._run import Result, Watcher, fit
 from quern.train._settings import Phase, Settings
 
 __all__ = ["Phase", "Result", "Settings", "Stopped", "Watcher", "augment", "derived_seed", "evaluate", "fit"]

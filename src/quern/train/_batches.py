@@ -18,17 +18,28 @@ def derived_seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "little")
 
 
-def augment(pixels: Tensor, crop: int, flip: bool, generator: torch.Generator) -> Tensor:
-    """Each image of ``(n, c, h, w)`` shifted by up to ``crop`` pixels with a black margin, and mirrored or not."""
+def augment(
+    pixels: Tensor,
+    crop: int,
+    flip: bool,
+    generator: torch.Generator,
+    part: slice = slice(None),
+    whole: int | None = None,
+) -> Tensor:
+    """Each image of ``(n, c, h, w)`` shifted by up to ``crop`` pixels with a black margin, and mirrored or not.
+
+    The images may be a ``part`` of a batch of ``whole`` images; they come out as if all of it had been drawn for.
+    """
     n, _, height, width = pixels.shape
+    whole = n if whole is None else whole
     if crop:
-        down, right = torch.randint(0, 2 * crop + 1, (2, n), generator=generator).unbind()
+        down, right = torch.randint(0, 2 * crop + 1, (2, whole), generator=generator)[:, part].unbind()
         rows = (down[:, None] + torch.arange(height))[:, :, None]
         columns = (right[:, None] + torch.arange(width))[:, None, :]
         padded = F.pad(pixels, (crop,) * 4)
         pixels = padded[torch.arange(n)[:, None, None], :, rows, columns].permute(0, 3, 1, 2)
     if flip:
-        mirrored = torch.rand(n, generator=generator) < 0.5
+        mirrored = torch.rand(whole, generator=generator)[part] < 0.5
         pixels = torch.where(mirrored[:, None, None, None], pixels.flip(3), pixels)
     return pixels
 

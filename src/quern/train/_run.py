@@ -2,7 +2,7 @@
 
 import json
 import math
-import resource
+import shlex
 import signal
 import sys
 import threading
@@ -21,16 +21,12 @@ from torch.nn.parallel import DistributedDataParallel
 from quern import checkpoint
 from quern.data import ImageSet
 from quern.distributed import Team, team
-from quern.errors import TrainingError
+from quern.errors import Stopped, TrainingError
 from quern.files import write_text
 from quern.optim import FrozenZeros, ProximalAdam, ProximalSGD, freeze_zeros
 from quern.sparsity import Sparsity, measure
 from quern.train._batches import augment, derived_seed, evaluate
 from quern.train._settings import Phase, Settings
-
-
-class Stopped(TrainingError):
-    """Ctrl-C or SIGTERM arrived; the state was saved."""
 
 
 @runtime_checkable
@@ -84,11 +80,18 @@ def fit(
     Under torchrun the processes share each batch, by DistributedDataParallel.
     """
     try:
-        device = torch.empty(0, device=settings.device).device
+        device = torch.device(settings.device)
+        if device.type != "cuda" or not torch.cuda.is_available():
+            torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as reason:
-        raise TrainingError(f"there is no device {settings.device} here: {str(reason).splitlines()[0]}") from reason
-    with team(device) as crew, torch.random.fork_rng(devices=[] if device.type == "cpu" else None):
-        return _Run(model.to(device), data, settings, out, crew, watchers if crew.leads else ()).run(resume)
+        said = str(reason).splitlines()[0].rstrip(".")
+        raise TrainingError(f"there is no device {settings.device} here: {said}.") from reason
+    with team(device) as crew:
+        if device.type == "cuda" and device.index is None:  # the one that the team chose for this process
+            device = torch.device("cuda", torch.cuda.current_device())
+        with torch.random.fork_rng(devices=[] if device.index is None else [device.index], device_type=device.type):
+            run = _Run(model.to(device), data, settings, out, crew, watchers if crew.leads else (), device)
+            return run.run(resume)
 
 
 class _Run:
@@ -102,6 +105,7 @@ class _Run:
         out: Path | None,
         crew: Team,
         watchers: Sequence[Watcher],
+        device: torch.device,
     ) -> None:
         self.model, self.data, self.settings, self.out, self.crew = model, data, settings, out, crew
         self.watchers = watchers
@@ -113,23 +117,24 @@ class _Run:
         if settings.batch < crew.size:
             raise TrainingError(f"a batch of {settings.batch} cannot be shared by {crew.size} processes.")
         self.steps = len(data.train) // settings.batch
-        self.device = torch.device(settings.device)
+        self.device = device
         self.optimizer = _optimizer(model, settings)
         self.frozen: FrozenZeros | None = None
         # Plain values, so that they are saved as they are. `epoch` and `step` are the next ones to do.
         self.state: dict[str, Any] = {"epoch": 0, "step": 0, "loss": 0.0, "seconds": 0.0, "history": [], "best": None}
+        self.state["processes"] = crew.size
         self.best: dict[str, Tensor] | None = None  # the best network, where this process has seen it
         self.stop_signal: int | None = None
 
     def run(self, resume: bool) -> Result:
-        self._prepare_folder(resume)
-        if self.crew.from_leader(resume and self.out is not None and (self.out / "last.safetensors").exists()):
-            self._restore()
-        parallel = DistributedDataParallel(self.model) if self.crew.size > 1 else self.model
-        parallel.train()
-        for watcher in self.watchers:
-            watcher.start(self.settings, self.state["epoch"], self.steps)
         try:
+            self._prepare_folder(resume)
+            if self.crew.from_leader(resume and self.out is not None and (self.out / "last.safetensors").exists()):
+                self._restore()
+            parallel = DistributedDataParallel(self.model) if self.crew.size > 1 else self.model
+            parallel.train()
+            for watcher in self.watchers:
+                watcher.start(self.settings, self.state["epoch"], self.steps)
             with self._signals():
                 while self.state["epoch"] < self.settings.total:
                     self._epoch(parallel)
@@ -160,10 +165,15 @@ class _Run:
             state["step"] += 1
             state["seconds"] = before + time.perf_counter() - started
             if self._must_stop():
+                assert self.stop_signal is not None
+                self._check_health(epoch)
                 self._save("last")
-                raise Stopped(f"stopped by {signal.Signals(self.stop_signal).name}: {self._how_to_go_on()}")
+                self.crew.sum(0.0)  # nobody leaves before the leader has saved: torchrun would end it
+                name = signal.Signals(self.stop_signal).name
+                raise Stopped(f"stopped by {name}: {self._how_to_go_on()}", self.stop_signal)
         self.crew.equalize_buffers(self.model)
         val_loss, val_accuracy = evaluate(self.model, self.data.val, self.data.normalize, self.crew)
+        self._check_health(epoch)
         found = measure(self.model)
         line = {
             "epoch": epoch + 1,
@@ -180,7 +190,7 @@ class _Run:
             "neurons_left": found.neurons_left,
             "seconds": before + time.perf_counter() - started,
             "images_per_second": self.steps * settings.batch / state["seconds"],
-            "peak_memory_mb": _peak_memory_mb(),
+            "peak_memory_mb": _peak_memory_mb(self.device),
         }
         state["history"].append(line)
         state.update(epoch=epoch + 1, step=0, loss=0.0, seconds=0.0)
@@ -199,8 +209,8 @@ class _Run:
         mine = self.crew.share(settings.batch)
         pixels, labels = train.pixels[chosen[mine]], train.labels[chosen[mine]].to(self.device)
         if settings.crop or settings.flip:
-            generator = torch.Generator().manual_seed(derived_seed(settings.seed, "augment", epoch, step, mine.start))
-            pixels = augment(pixels, settings.crop, settings.flip, generator)
+            generator = torch.Generator().manual_seed(derived_seed(settings.seed, "augment", epoch, step))
+            pixels = augment(pixels, settings.crop, settings.flip, generator, mine, settings.batch)
         torch.manual_seed(derived_seed(settings.seed, "step", epoch, step, mine.start))
         strength = settings.strength_at(epoch, step, self.steps)
         for group in self.optimizer.param_groups:
@@ -238,6 +248,11 @@ class _Run:
         with torch.no_grad():
             return float(self.settings.penalty(self.model)) if self.settings.penalty else 0.0
 
+    def _check_health(self, epoch: int) -> None:
+        """A loss can be finite and its gradient not; such weights are not to be saved."""
+        if not all(torch.isfinite(t).all() for t in self.model.state_dict().values()):
+            self._diverged(math.nan, epoch, self.state["step"] - 1)
+
     def _diverged(self, loss: float, epoch: int, step: int) -> None:
         kept = "there is no checkpoint yet"
         if self.out is not None and (self.out / "last.safetensors").exists():
@@ -268,6 +283,7 @@ class _Run:
         )
         if self.out is not None and self.crew.leads:
             with self._writing("result.json"):
+                self._write_history()  # killed right after the last checkpoint, it may lack a line
                 write_text(self.out / "result.json", json.dumps(result.to_dict(), indent=1))
         return result
 
@@ -286,6 +302,8 @@ class _Run:
             raise TrainingError(f"{self.out} already holds a run: go on with --resume, or choose another folder.")
         with self._writing(""):
             self.out.mkdir(parents=True, exist_ok=True)
+            for left in self.out.glob(".*.safetensors.*.tmp"):  # by a run that was killed while it saved
+                left.unlink()
 
     def _save(self, name: str) -> None:
         if self.out is None or not self.crew.leads:
@@ -298,8 +316,11 @@ class _Run:
         with self._writing(f"{name}.safetensors"):
             checkpoint.save(self.out / f"{name}.safetensors", tensors, state)
             if name == "last":
-                lines = "".join(json.dumps(line) + "\n" for line in self.state["history"])
-                write_text(self.out / "history.jsonl", lines)
+                self._write_history()
+
+    def _write_history(self) -> None:
+        assert self.out is not None
+        write_text(self.out / "history.jsonl", "".join(json.dumps(line) + "\n" for line in self.state["history"]))
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[None]:
@@ -318,6 +339,11 @@ class _Run:
         ours = json.loads(json.dumps(self.settings.to_dict()))
         if changed := [key for key in ours if ours[key] != state["settings"].get(key)]:
             raise TrainingError(f"{self.out} was trained with other settings: {', '.join(changed)} differ.")
+        if state["processes"] != self.crew.size:
+            raise TrainingError(
+                f"{self.out} was trained by {state['processes']} processes, and goes on with as many: here are "
+                f"{self.crew.size}."
+            )
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
@@ -335,16 +361,16 @@ class _Run:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end the training after the current step; a second one ends it at once."""
+        """Ctrl-C and SIGTERM end the training after the current step; a second Ctrl-C ends it at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
         def note(number: int, _: object) -> None:
-            self.stop_signal = number
-            for each, handler in before.items():
-                signal.signal(each, handler)
+            if number == self.stop_signal == signal.SIGINT:
+                raise KeyboardInterrupt
+            self.stop_signal = self.stop_signal or number  # a SIGTERM may come from a scheduler and from torchrun
 
         for number in before:
             signal.signal(number, note)
@@ -366,7 +392,10 @@ class _Run:
     def _how_to_go_on(self) -> str:
         if self.out is None:
             return f"{self._place()}; nothing was saved, because no folder was given."
-        return f"{self._place()}; go on with: quern train --resume --out {self.out}"
+        if not (self.out / "config.json").exists():
+            return f"{self._place()}; go on with resume=True."
+        launch = "quern" if self.crew.size == 1 else f"torchrun ... (with {self.crew.size} processes) -m quern"
+        return f"{self._place()}; go on with: {launch} train --resume --out {shlex.quote(str(self.out))}"
 
 
 def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
@@ -378,7 +407,11 @@ def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
     return kind(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
 
 
-def _peak_memory_mb() -> float:
-    """Peak resident memory of this process; Linux counts it in KiB, macOS in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def _peak_memory_mb(device: torch.device) -> float:
+    """The most memory that was in use at a time: of the GPU's, or resident memory of this process."""
+    if device.type == "cuda":
+        return round(torch.cuda.max_memory_allocated(device) / 2**20, 1)
+    import resource  # not everywhere
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # Linux counts it in KiB, macOS in bytes
     return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)

@@ -19,7 +19,7 @@ class Settings:
     ``warmup`` epochs go without the penalty, ``epochs`` with it (λ rises linearly over the share ``ramp`` of them),
     ``heal`` without it and with every zero frozen. With ``schedule="cosine"`` the learning rate falls to zero along
     half a cosine in the last of these phases; "constant" leaves it. ``heal_lr`` is the rate to heal with, if not
-    ``lr``; ``heal_dropout=False`` switches dropout off while healing. ``optimizer`` is "proximal-adam" or
+    ``lr``; ``heal_dropout=False`` switches dropout layers off while healing. ``optimizer`` is "proximal-adam" or
     "proximal-sgd" (exact zeros), or "adam" (the penalty's gradient, as in the paper). ``crop`` shifts each image at
     random by up to that many pixels, ``flip`` mirrors half of them. ``batch`` counts images over all processes.
     """
@@ -94,6 +94,9 @@ class Settings:
     @staticmethod
     def from_dict(values: dict[str, Any]) -> "Settings":
         known = {f.name for f in fields(Settings)}
-        terms = values.get("penalty")
-        penalty = Penalty.from_list(terms) if terms else None
-        return Settings(**{**{k: v for k, v in values.items() if k in known}, "penalty": penalty})
+        try:
+            terms = values.get("penalty")
+            penalty = Penalty.from_list(terms) if terms else None
+            return Settings(**{**{k: v for k, v in values.items() if k in known}, "penalty": penalty})
+        except (TypeError, ValueError, KeyError, AttributeError) as reason:
+            raise TrainingError(f"these are not settings of quern: {reason}.") from reason
