@@ -279,6 +279,7 @@ def test_sums_and_multiples() -> None:
     assert repr(both) == "RQ(0.3) + L1(0.2)"
     assert repr(GammaL1(1e-3, normalize=False)) == "GammaL1(0.001, normalize=False)"
     assert Penalty.from_list(both.to_list()) == both
+    assert sum([RQ(0.3), L1(0.2)]) == both
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
@@ -293,7 +294,7 @@ def test_impossible_weights_are_refused(weight: float) -> None:
 def test_nothing_to_act_on_is_refused() -> None:
     with pytest.raises(ValueError, match="no quaternion batch normalisation"):
         GammaL1(1.0)(models.mnist_qcnn())
-    with pytest.raises(ValueError, match="no trainable quaternion weights"):
+    with pytest.raises(ValueError, match="no quaternion weights that are trained"):
         RQ(1.0)(models.mnist_cnn())
-    with pytest.raises(ValueError, match="no trainable quaternion weights"):
+    with pytest.raises(ValueError, match="no quaternion weights that are trained"):
         (RQ(1.0) + L1(1.0)).prox(nn.Linear(2, 2))

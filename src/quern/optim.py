@@ -50,6 +50,11 @@ class _Proximal(torch.optim.Optimizer):
     def __init__(
         self, model: nn.Module, penalty: Penalty | None, params: Parameters | None, defaults: dict[str, Any]
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"{type(self).__name__} takes the network itself, not {type(model).__name__}: "
+                "ProximalAdam(network, penalty), with params= for some of its parameters."
+            )
         self._targets: list[Target] = []
         super().__init__(model.parameters() if params is None else params, {**defaults, "penalty_scale": 1.0})
         group_of = {id(p): n for n, group in enumerate(self.param_groups) for p in group["params"]}
@@ -113,11 +118,11 @@ class ProximalAdam(_Proximal):
         _positive("weight_decay", weight_decay, zero=True)
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas are {betas}, but both must be at least 0 and below 1.")
-        quaternions = {**quaternion_weights(model), **quaternion_shifts(model)} if share else {}
-        self._shared = {id(p) for p in quaternions.values()}
         super().__init__(
             model, penalty, params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
         )
+        quaternions = {**quaternion_weights(model), **quaternion_shifts(model)} if share else {}
+        self._shared = {id(p) for p in quaternions.values()}
         if not share and any(target.group for target in self._targets):
             raise ValueError(
                 f"{penalty} acts on whole groups, which needs one rate for all of a group: "
@@ -292,7 +297,7 @@ def freeze_zeros(model: nn.Module, state: dict[str, Tensor] | None = None) -> Fr
 
     Held are the zero components of quaternion weights, γ = 0 of quaternion batch normalisations, and β = 0 where γ = 0
     too. Other biases may be zero without having been removed, and stay free. Gradients of what is held are zero.
-    ``state`` is an earlier ``state_dict()``, to hold the same zeros as then.
+    ``state`` is an earlier ``state_dict()``, to hold the same zeros as then. Copies of ``model`` are not held.
     """
     parameters = dict(model.named_parameters())
     if state is None:

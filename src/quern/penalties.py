@@ -202,6 +202,9 @@ class Penalty:
             return NotImplemented
         return Penalty(self.terms + other.terms)
 
+    def __radd__(self, other: int) -> "Penalty":
+        return self if other == 0 else NotImplemented  # so that sum() works
+
     def __mul__(self, factor: float) -> "Penalty":
         return Penalty(tuple(replace(term, weight=_checked(term.weight * factor)) for term in self.terms))
 
@@ -266,7 +269,7 @@ def _targets(term: _Term, model: nn.Module) -> Iterator[Target]:
 def _nothing(term: _Term) -> str:
     if term.kind.startswith("Gamma"):
         return "the model has no quaternion batch normalisation with a trainable scale; add QBatchNorm layers"
-    return "the model has no trainable quaternion weights; build it from the layers of quern.nn"
+    return "the model has no quaternion weights that are trained (requires_grad); build it from the layers of quern.nn"
 
 
 def _checked(weight: float) -> float:

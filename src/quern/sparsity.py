@@ -148,8 +148,16 @@ class Sparsity:
         return captured.get()
 
 
+def _short(count: int) -> str:
+    """A number that fits a column: 9,216, 294.9k, 18.87M."""
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= 10 * size or (count >= size and unit != "k"):
+            return f"{count / size:.4g}{unit}"
+    return f"{count:,}"
+
+
 def _cells(row: LayerSparsity | Sparsity, quaternions: int) -> list[str]:
-    macs = ["-" if n is None else f"{n:,}" for n in (row.macs, row.nonzero_macs)]
+    macs = ["-" if n is None else _short(n) for n in (row.macs, row.nonzero_macs)]
     shares = [row.component_sparsity, row.quaternion_sparsity, row.neuron_sparsity]
     return [f"{quaternions:,}", *(f"{share:.1%}" for share in shares), f"{row.neurons_left:,}/{row.neurons:,}", *macs]
 

@@ -1,10 +1,12 @@
 """Speaking to the user: results on standard output, everything else on standard error."""
 
+import sys
 from typing import Any
 
 from rich.console import Console
 
-out_console = Console()
+# A pipe has no width: tables are not cut to fit one.
+out_console = Console() if sys.stdout.isatty() else Console(width=120)
 err_console = Console(stderr=True)
 
 

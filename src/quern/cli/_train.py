@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import Console
 
 from quern.cli._console import Fetching, err_console, out_console, say
 from quern.errors import TrainingError
@@ -48,7 +49,7 @@ _machine = partial(typer.Option, rich_help_panel="Machine")
 Out = Annotated[Path | None, _run(help="Folder of the run, a new one unless --resume.")]
 Resume = Annotated[bool, _run("--resume", help="Go on with the run in --out, with its own settings.")]
 Quiet = Annotated[bool, _run("--quiet", help="Say nothing but errors.")]
-Json = Annotated[bool, _run("--json", help="The result as JSON on the last line of standard output.")]
+Json = Annotated[bool, _run("--json", help="The result as JSON on standard output, all else on standard error.")]
 TensorBoard = Annotated[bool, _run("--tensorboard", help="Event files in the run's folder.")]
 Names = Annotated[list[str] | None, _target(help=f"{', '.join(PENALTIES)}; repeat it for a sum.")]
 Weights = Annotated[list[float] | None, _target("--lambda", help="Weight of each --penalty, in order.")]
@@ -86,7 +87,9 @@ def train(
     lr: Annotated[float, _step(help="Learning rate.")] = 2e-3,
     schedule: Annotated[Schedule, _step(help="Learning rate: down to zero in the last phase, or not.")] = "cosine",
     weight_decay: Annotated[float, _step(help="Decoupled weight decay (coupled for proximal-sgd).")] = 0.0,
-    batch: Annotated[int | None, _step(help="Images per step.", show_default="400; 64 for digits")] = None,
+    batch: Annotated[
+        int | None, _step(help="Images per step.", show_default="400 or all images; 64 for digits")
+    ] = None,
     label_smoothing: Annotated[float, _step(help="Label smoothing.")] = 0.0,
     crop: Annotated[int, _step(help="Shift images at random by up to this many pixels.")] = 0,
     flip: Annotated[bool, _step("--flip", help="Mirror half of the images.")] = False,
@@ -115,7 +118,7 @@ def train(
             "threads": threads,
             "settings": {
                 **{k: v for k, v in context.params.items() if k in _SETTINGS},
-                "batch": (64 if dataset == "digits" else 400) if batch is None else batch,
+                "batch": batch,
                 "penalty": _penalty(penalty, lambda_, plain_sums),
             },
         }
@@ -198,7 +201,7 @@ def _train(config: dict[str, Any], out: Path | None, resume: bool, tensorboard: 
             raise TrainingError(f"--threads is {config['threads']}, but there must be at least one.")
         torch.set_num_threads(config["threads"])
     leads = os.environ.get("RANK", "0") == "0"
-    settings = train.Settings.from_dict(config["settings"])
+    train.Settings.from_dict({**config["settings"], "batch": config["settings"]["batch"] or 1})  # before any download
     if leads and not resume and out is not None and (out / "last.safetensors").exists():
         raise TrainingError(f"{out} already holds a run: go on with --resume, or choose another folder.")
     with Fetching(quiet or not leads) as progress:
@@ -206,6 +209,9 @@ def _train(config: dict[str, Any], out: Path | None, resume: bool, tensorboard: 
         images = data.load(config["dataset"], Path(folder) if folder else None, size, progress)
     if resume and config["sums"] != images.sums:
         raise TrainingError(f"{config['dataset']} is not the data that {out} was trained on: its SHA-256 sums differ.")
+    if config["settings"]["batch"] is None:
+        config["settings"]["batch"] = min(64 if images.name == "digits" else 400, len(images.train))
+    settings = train.Settings.from_dict(config["settings"])
     torch.manual_seed(settings.seed)
     network = _build(config, images)
     if settings.penalty is not None:
@@ -229,9 +235,9 @@ def _train(config: dict[str, Any], out: Path | None, resume: bool, tensorboard: 
         say(f"{said}{_phases(settings)}", err_console)
     result = train.fit(network, images, settings, out, resume, watchers)
     if leads and not quiet:
-        _print_result(result, settings)
+        _print_result(result, settings, err_console if json_ else out_console)
         if out is not None:
-            say(f"in {out}; again: quern show {out}", err_console)
+            say(f"in {out}; again: quern show {shlex.quote(str(out))}", err_console)
     if leads and json_:
         typer.echo(json.dumps({k: v for k, v in result.to_dict().items() if k != "history"}))
 
@@ -293,14 +299,15 @@ def _build(config: dict[str, Any], images: "ImageSet") -> "nn.Module":
     return network.train()
 
 
-def _print_result(result: "Result", settings: "Settings") -> None:
+def _print_result(result: "Result", settings: "Settings", console: Console) -> None:
     found = result.sparsity
     say(
         f"test accuracy {result.test_accuracy:.2%} (validation {result.val_accuracy:.2%}, epoch {result.best_epoch} of "
         f"{settings.total})\nexact zeros: {found.component_sparsity:.1%} of components, "
         f"{found.quaternion_sparsity:.1%} of quaternions, {found.neuron_sparsity:.1%} of neurons",
+        console,
     )
-    out_console.print(found, highlight=False)
+    console.print(found, highlight=False)
 
 
 def show(
@@ -328,8 +335,8 @@ def show(
         say(summary(line, settings.total))
     if result is not None:
         say(f"{len(lines)} epochs in {clock(result.seconds)}")
-        _print_result(result, settings)
+        _print_result(result, settings, out_console)
         return
     if lines and not history:
         say(summary(lines[-1], settings.total))
-    say(f"not finished; go on with: quern train --resume --out {run}")
+    say(f"not finished; go on with: quern train --resume --out {shlex.quote(str(run))}")
