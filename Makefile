@@ -7,7 +7,7 @@ READY := .venv/.ready
 
 demo: $(READY)
 	rm -rf runs/demo
-	$(BIN)/quern train --penalty rql --lambda 30 --epochs 20 --heal 20 --lr 5e-3 --out runs/demo
+	$(BIN)/quern train --penalty rql --lambda 15 --epochs 20 --heal 20 --lr 5e-3 --no-heal-dropout --out runs/demo
 
 test: check
 	$(BIN)/python -m pytest -n 2 -q -m "not unchecked"

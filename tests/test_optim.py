@@ -230,8 +230,8 @@ def test_second_moment_takes_a_quarter() -> None:
     optimizer = ProximalAdam(net, lr=0.01)
     descend(net, optimizer, 1)
     shapes = {name: tuple(optimizer.state[p]["exp_avg_sq"].shape) for name, p in net.named_parameters()}
-    assert shapes["0.weight"] == (1, 2, 1, 3, 3)
-    assert shapes["0.bias"] == (1, 2)
+    assert shapes["0.weight"] == (2, 1, 3, 3)
+    assert shapes["0.bias"] == (2,)
     assert shapes["1.weight"] == (2,)
     assert shapes["6.weight"] == (3, 2)
 

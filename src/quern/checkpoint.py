@@ -59,7 +59,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
     for key, value in tensors.items():
         number, _, name = key.partition(".")
         parameter: nn.Parameter = parameters[int(number)]
-        for like in (parameter, parameter[:1] if parameter.dim() else parameter):
+        for like in (parameter, parameter[0] if parameter.dim() else parameter):
             if value.shape == like.shape:  # files know no memory layouts; a step is slow where they differ
                 value = torch.empty_like(like, memory_format=torch.preserve_format).copy_(value)
                 break

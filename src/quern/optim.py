@@ -15,7 +15,7 @@ optimizer, so one λ means the same for all of them.
 # pyright: reportPrivateImportUsage=false
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from quern.nn import batch_norms, quaternion_shifts, quaternion_weights
-from quern.penalties import Penalty, Target, sum_of_squares
+from quern.penalties import Penalty, Target, shrink_
 
 __all__ = ["FrozenZeros", "ProximalAdam", "ProximalSGD", "freeze_zeros", "ramp"]
 
@@ -78,10 +78,12 @@ class _Proximal(torch.optim.Optimizer):
 
     def _shrink(self, moved: dict[int, tuple[float, Tensor | None]]) -> None:
         """Apply the proximal maps; ``moved`` has, by id of a parameter that moved, the step and metric to do it in."""
-        for target in self._targets:
-            how = next((moved[id(p)] for p in target.parameters if id(p) in moved), None)
-            if how is not None:
-                target.shrink_(*how)
+        found = [
+            (target, moved[id(target.parameters[0])]) for target in self._targets if id(target.parameters[0]) in moved
+        ]
+        if found:
+            metrics = [metric for _, (_, metric) in found if metric is not None]
+            shrink_([target for target, _ in found], [step for _, (step, _) in found], metrics or None)
 
 
 class ProximalAdam(_Proximal):
@@ -161,39 +163,52 @@ class ProximalAdam(_Proximal):
         """Adam's step. Returns its metric, sqrt(v) + eps, of every parameter."""
         beta1, beta2 = group["betas"]
         lr = float(group["lr"])
-        gradients, m, v, squares, counts = [], [], [], {}, []
+        gradients, m, v, counts = [], [], [], []
         for p in parameters:
-            g = p.grad
-            assert g is not None
-            if g.is_sparse:
-                raise ValueError("ProximalAdam does not take sparse gradients.")
             state = self.state[p]
-            together = id(p) in self._shared
             if not state:
                 state["step"] = torch.zeros(())
                 state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-                state["exp_avg_sq"] = torch.zeros_like(p[:1] if together else p, memory_format=torch.preserve_format)
-            gradients.append(g)
+                like = p[0] if id(p) in self._shared else p
+                state["exp_avg_sq"] = torch.zeros_like(like, memory_format=torch.preserve_format)
+            gradients.append(p.grad)
             m.append(state["exp_avg"])
             v.append(state["exp_avg_sq"])
-            squares[id(p)] = sum_of_squares(g).mul_(0.25) if together else g * g
             counts.append(state["step"])
-        for scale, shift in self._pairs:
-            if id(scale) in squares and id(shift) in squares:
-                mean = squares[id(scale)].add_(squares[id(shift)].squeeze(0), alpha=4).div_(5)
-                squares[id(shift)] = mean.unsqueeze(0)
+        if any(g.is_sparse for g in gradients):
+            raise ValueError("ProximalAdam does not take sparse gradients.")
+        squares = self._squares(parameters, gradients)
         if group["weight_decay"]:
             torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
         torch._foreach_add_(counts, 1)
         torch._foreach_lerp_(m, gradients, 1 - beta1)
-        torch._foreach_lerp_(v, [squares[id(p)] for p in parameters], 1 - beta2)
+        torch._foreach_lerp_(v, squares, 1 - beta2)
         steps = [count.item() for count in counts]
         metrics = torch._foreach_sqrt(v)
         torch._foreach_mul_(metrics, [(1 - beta2**n) ** -0.5 for n in steps])
         torch._foreach_add_(metrics, group["eps"])
-        for p, first, metric, n in zip(parameters, m, metrics, steps, strict=True):
-            p.addcdiv_(first, metric, value=-lr / (1 - beta1**n))
+        torch._foreach_addcdiv_(parameters, m, metrics, [-lr / (1 - beta1**n) for n in steps])
         return list(metrics)
+
+    def _squares(self, parameters: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+        """The squared gradients, as their mean where they are shared."""
+        shared = [n for n, p in enumerate(parameters) if id(p) in self._shared]
+        rows = [gradients[n].unbind() for n in shared]
+        sums: Sequence[Tensor] = []
+        if rows:
+            r, i, j, k = ([row[part] for row in rows] for part in range(4))
+            sums = torch._foreach_mul(r, r)
+            for part in (i, j, k):
+                torch._foreach_addcmul_(sums, part, part)
+            torch._foreach_mul_(sums, 0.25)
+        means = dict(zip(shared, sums, strict=True))
+        squares = [means[n] if n in means else g * g for n, g in enumerate(gradients)]
+        place = {id(p): n for n, p in enumerate(parameters)} if self._pairs else {}
+        for scale, shift in self._pairs:
+            a, b = place.get(id(scale)), place.get(id(shift))
+            if a is not None and b is not None:
+                squares[a] = squares[b] = (squares[a] + 4 * squares[b]) / 5
+        return squares
 
 
 class ProximalSGD(_Proximal):

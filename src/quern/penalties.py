@@ -19,8 +19,11 @@ Use one as a term of the loss, ``loss + penalty(model)``, with any optimizer; or
 :mod:`quern.optim`, which applies its proximal map and so reaches exact zeros.
 """
 
+# The operations on lists of tensors are documented, in spite of their names.
+# pyright: reportPrivateImportUsage=false
+
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -30,7 +33,7 @@ from torch import Tensor, nn
 from quern.nn import batch_norms, quaternion_weights
 
 __all__ = ["L1", "L2", "RQ", "RQL", "GammaL1", "Penalty", "Target", "group_soft_threshold", "soft_threshold"]
-__all__ += ["sum_of_squares"]
+__all__ += ["shrink_"]
 
 Step = float | Tensor
 
@@ -110,31 +113,53 @@ class Target:
             total = total + self.square * first.to(at_least_single).square().sum()
         return total
 
-    @torch.no_grad()
-    def shrink_(self, step: float, metric: Tensor | None = None) -> None:
-        r"""Replace :math:`\theta` by :math:`\arg\min_x \mathrm{step} P(x) + \frac12 \|x - \theta\|_D^2`, in place.
+    def rows(self) -> list[Tensor]:
+        """The members of the groups: four components, γ alone, or γ and the four components of β."""
+        first, *others = self.parameters
+        return [*(first.unbind() if first.dim() > 1 else [first]), *(row for other in others for row in other.unbind())]
 
-        ``metric`` has the positive numbers on the diagonal of D, one per group (``(1, ...)``, or ``(n,)`` for γ); by
-        default they are 1. Components first, then groups, then squares: for nested groups this order gives the
-        proximal map of the sum.
-        """
-        if step == 0:
-            return
-        first = self.parameters[0]
-        inner = metric.squeeze(0) if metric is not None and first.dim() == 1 and metric.dim() > 1 else metric
-        if self.l1:
-            bound = step * self.l1
-            first.sub_(_within(first, bound if inner is None else bound / inner))
-        if self.group:
-            groups = self.groups().to(torch.promote_types(first.dtype, torch.float32))  # half a float has no squares
-            remaining = sum_of_squares(groups).rsqrt_()  # infinite for zeros, which then are kept at zero
-            factor = step * self.group
-            remaining = remaining.mul_(factor) if metric is None else remaining.div_(metric).mul_(factor)
-            remaining.neg_().add_(1).clamp_min_(0)
-            for parameter in self.parameters:
-                parameter.mul_(remaining.squeeze(0) if parameter.dim() == 1 else remaining)
-        if self.square:
-            first.div_(1 + 2 * step * self.square / (1 if inner is None else inner))
+
+@torch.no_grad()
+def shrink_(targets: Sequence[Target], steps: Sequence[float], metrics: Sequence[Tensor] | None = None) -> None:
+    r"""Replace the parameters :math:`\theta` of each target by
+    :math:`\arg\min_x \mathrm{step} \cdot P(x) + \frac12 \|x - \theta\|_D^2`, in place.
+
+    ``metrics`` has the positive numbers on the diagonal of each D, one per group, ``(out, in, ...)`` or ``(n,)`` for γ;
+    by default they are 1. Components first, then groups, then squares: for nested groups this order gives the proximal
+    map of the sum. All operations are on lists, because for small networks it is their number that takes the time.
+    """
+    chosen = [n for n, target in enumerate(targets) if steps[n] > 0 and target.l1]
+    if chosen:
+        firsts: list[Tensor] = [targets[n].parameters[0] for n in chosen]
+        factors = [steps[n] * targets[n].l1 for n in chosen]
+        bounds: Sequence[Step] = factors
+        if metrics is not None:
+            inverses = torch._foreach_reciprocal([metrics[n] for n in chosen])
+            torch._foreach_mul_(inverses, factors)
+            bounds = inverses
+        torch._foreach_sub_(firsts, [_within(first, bound) for first, bound in zip(firsts, bounds, strict=True)])
+    chosen = [n for n, target in enumerate(targets) if steps[n] > 0 and target.group]
+    if chosen:
+        rows = [targets[n].rows() for n in chosen]
+        if any(row[0].dtype not in (torch.float32, torch.float64) for row in rows):  # half a float has no squares
+            rows = [[part.float() for part in row] for row in rows]
+        firsts = [row[0] for row in rows]
+        remaining = torch._foreach_mul(firsts, firsts)
+        for k in range(1, max(map(len, rows))):
+            longer = [(total, row[k]) for total, row in zip(remaining, rows, strict=True) if len(row) > k]
+            parts = [part for _, part in longer]
+            torch._foreach_addcmul_([total for total, _ in longer], parts, parts)
+        torch._foreach_rsqrt_(remaining)  # infinite for zeros, which then are kept at zero
+        if metrics is not None:
+            torch._foreach_div_(remaining, [metrics[n] for n in chosen])
+        torch._foreach_mul_(remaining, [-steps[n] * targets[n].group for n in chosen])
+        torch._foreach_add_(remaining, 1)
+        torch._foreach_clamp_min_(remaining, 0)
+        pairs = [(p, kept) for n, kept in zip(chosen, remaining, strict=True) for p in targets[n].parameters]
+        torch._foreach_mul_([p for p, _ in pairs], [kept for _, kept in pairs])
+    for n, target in enumerate(targets):
+        if steps[n] > 0 and target.square:
+            target.parameters[0].div_(1 + 2 * steps[n] * target.square / (1 if metrics is None else metrics[n]))
 
 
 @dataclass(frozen=True)
@@ -178,8 +203,8 @@ class Penalty:
         """
         if not (step >= 0 and math.isfinite(step)):
             raise ValueError(f"step is {step}, but it must be a finite number that is not negative.")
-        for target in self.targets(model):
-            target.shrink_(step)
+        targets = self.targets(model)
+        shrink_(targets, [step] * len(targets))
 
     def describe(self, model: nn.Module) -> str:
         """What each term covers in ``model``, parameter by parameter, and what is left out."""
