@@ -177,7 +177,7 @@ class ProximalAdam(_Proximal):
             counts.append(state["step"])
         if any(g.is_sparse for g in gradients):
             raise ValueError("ProximalAdam does not take sparse gradients.")
-        squares = self._squares(parameters, gradients)
+        squares, sizes = self._squares(parameters, gradients)
         if group["weight_decay"]:
             torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
         torch._foreach_add_(counts, 1)
@@ -185,13 +185,13 @@ class ProximalAdam(_Proximal):
         torch._foreach_lerp_(v, squares, 1 - beta2)
         steps = [count.item() for count in counts]
         metrics = torch._foreach_sqrt(v)
-        torch._foreach_mul_(metrics, [(1 - beta2**n) ** -0.5 for n in steps])
+        torch._foreach_mul_(metrics, [(size * (1 - beta2**n)) ** -0.5 for size, n in zip(sizes, steps, strict=True)])
         torch._foreach_add_(metrics, group["eps"])
         torch._foreach_addcdiv_(parameters, m, metrics, [-lr / (1 - beta1**n) for n in steps])
         return list(metrics)
 
-    def _squares(self, parameters: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-        """The squared gradients, as their mean where they are shared."""
+    def _squares(self, parameters: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor], list[int]]:
+        """The squared gradients, summed where they are shared, and the numbers of those in each sum."""
         shared = [n for n, p in enumerate(parameters) if id(p) in self._shared]
         rows = [gradients[n].unbind() for n in shared]
         sums: Sequence[Tensor] = []
@@ -200,15 +200,16 @@ class ProximalAdam(_Proximal):
             sums = torch._foreach_mul(r, r)
             for part in (i, j, k):
                 torch._foreach_addcmul_(sums, part, part)
-            torch._foreach_mul_(sums, 0.25)
-        means = dict(zip(shared, sums, strict=True))
-        squares = [means[n] if n in means else g * g for n, g in enumerate(gradients)]
+        summed = dict(zip(shared, sums, strict=True))
+        squares = [summed[n] if n in summed else g * g for n, g in enumerate(gradients)]
+        sizes = [4 if n in summed else 1 for n in range(len(gradients))]
         place = {id(p): n for n, p in enumerate(parameters)} if self._pairs else {}
         for scale, shift in self._pairs:
             a, b = place.get(id(scale)), place.get(id(shift))
             if a is not None and b is not None:
-                squares[a] = squares[b] = (squares[a] + 4 * squares[b]) / 5
-        return squares
+                squares[a] = squares[b] = squares[a] + squares[b]
+                sizes[a] = sizes[b] = 5
+        return squares, sizes
 
 
 class ProximalSGD(_Proximal):

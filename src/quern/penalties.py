@@ -150,10 +150,13 @@ def shrink_(targets: Sequence[Target], steps: Sequence[float], metrics: Sequence
             parts = [part for _, part in longer]
             torch._foreach_addcmul_([total for total, _ in longer], parts, parts)
         torch._foreach_rsqrt_(remaining)  # infinite for zeros, which then are kept at zero
-        if metrics is not None:
-            torch._foreach_div_(remaining, [metrics[n] for n in chosen])
-        torch._foreach_mul_(remaining, [-steps[n] * targets[n].group for n in chosen])
-        torch._foreach_add_(remaining, 1)
+        factors = [-steps[n] * targets[n].group for n in chosen]
+        ones = [torch.ones((), dtype=total.dtype, device=total.device).expand_as(total) for total in remaining]
+        if metrics is None:
+            torch._foreach_mul_(remaining, factors)
+            torch._foreach_add_(remaining, 1)
+        else:
+            remaining = torch._foreach_addcdiv(ones, remaining, [metrics[n] for n in chosen], factors)
         torch._foreach_clamp_min_(remaining, 0)
         pairs = [(p, kept) for n, kept in zip(chosen, remaining, strict=True) for p in targets[n].parameters]
         torch._foreach_mul_([p for p, _ in pairs], [kept for _, kept in pairs])
