@@ -7,14 +7,11 @@ five fresh processes, of which the one with the median ratio is shown. The two n
 the same layers in the same order, and compute the same scores (checked before timing).
 """
 
-import argparse
 import copy
 import itertools
-import json
 import multiprocessing
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,8 +20,7 @@ from torch import Tensor, nn
 
 from quern import models
 from quern import nn as qnn
-from quern.environment import commit
-from timing import host, medians
+from timing import main, medians
 
 
 def cat_block(w: Tensor) -> Tensor:
@@ -231,19 +227,5 @@ def measure(repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", help="also write the rows to this file")
-    parser.add_argument("--repeats", type=int, default=9)
-    options = parser.parse_args()
-    torch.set_num_threads(2)
-    print(host())
-    repeats = max(7, options.repeats)
-    rows = measure(repeats)
-    if options.json:
-        record = {"host": host(), "commit": commit(), "seed": 0, "repeats": repeats, "rows": rows}
-        Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, measure, repeats=9)

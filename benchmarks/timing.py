@@ -1,12 +1,16 @@
 """Side-by-side timing: every candidate in turn, again and again, so that a slow moment of the machine hits all."""
 
+import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from quern.environment import cpu
+from quern.environment import commit, cpu
 
 
 def medians(
@@ -27,6 +31,22 @@ def medians(
                 call()
             seconds[name].append((time.perf_counter() - start) / loops[name])
     return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def main(description: str | None, measure: Callable[[int], list[dict[str, Any]]], repeats: int) -> None:
+    """The command line of a benchmark: print its rows, and keep them in a record."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", help="also write the rows to this file")
+    parser.add_argument("--repeats", type=int, default=repeats)
+    options = parser.parse_args()
+    torch.set_num_threads(2)
+    print(host())
+    source = commit()
+    repeats = max(7, options.repeats)
+    rows = measure(repeats)
+    if options.json:
+        record = {"host": host(), "commit": source, "seed": 0, "repeats": repeats, "rows": rows}
+        Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
 
 
 def host() -> dict[str, object]:

@@ -5,8 +5,6 @@
 Every ratio is quern over baseline, timed interleaved in this one run; 1 is no cost at all.
 """
 
-import argparse
-import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +16,10 @@ from torch import Tensor, nn
 
 from layers import NETWORKS, in_fresh_processes
 from quern import data
-from quern.environment import commit
 from quern.optim import ProximalAdam
 from quern.penalties import RQ, RQL, GammaL1, Penalty
 from quern.train import Settings, derived_seed, fit
-from timing import host, medians
+from timing import main, medians
 
 
 def penalised_step(network: nn.Module, x: Tensor, labels: Tensor, penalty: Penalty | None) -> Callable[[], None]:
@@ -140,18 +137,5 @@ def measure(repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", help="also write the rows to this file")
-    parser.add_argument("--repeats", type=int, default=15)
-    options = parser.parse_args()
-    torch.set_num_threads(2)
-    print(host())
-    rows = measure(options.repeats)
-    if options.json:
-        record = {"host": host(), "commit": commit(), "seed": 0, "repeats": options.repeats, "rows": rows}
-        Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, measure, repeats=15)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quern import models
 from quern import nn as qnn
-from quern.penalties import L1, L2, RQ, RQL, GammaL1, Penalty, group_soft_threshold, soft_threshold
+from quern.penalties import L1, L2, RQ, RQL, GammaL1, Penalty, shrink_
 
 PENALTIES = {
     "l1": L1(0.7),
@@ -185,23 +185,32 @@ def test_prox_does_not_move_points_apart(
     assert apart(a, b) <= before * (1 + 1e-12)
 
 
+def shrunk(penalty: Penalty, x: Tensor, metric: Tensor | None = None) -> Tensor:
+    """What the proximal map makes of the weight ``x (4, out, in)``."""
+    layer = qnn.QLinear(4 * x.shape[2], 4 * x.shape[1], bias=False)
+    layer.weight = nn.Parameter(x.clone())
+    shrink_(penalty.targets(layer), [1.0], None if metric is None else [metric])
+    return layer.weight.detach()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(seed=SEEDS, magnitude=st.sampled_from([1e-6, 1.0, 1e4]))
 def test_thresholds_give_exact_zeros_and_only_those(dtype: torch.dtype, seed: int, magnitude: float) -> None:
     x = magnitude * torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(seed), dtype=dtype)
     size = x.norm(dim=0)
     t = float(size.flatten().sort().values[7:9].mean())  # between two of the fifteen
-    grouped, single = group_soft_threshold(x, t), soft_threshold(x, t)
+    grouped, single = shrunk(RQ(t, normalize=False), x), shrunk(L1(t, normalize=False), x)
     assert torch.equal((grouped == 0).all(0), size <= t)
     assert torch.equal(single == 0, x.abs() <= t)
     torch.testing.assert_close(grouped.norm(dim=0), (size - t).clamp_min(0), rtol=1e-4, atol=1e-6 * magnitude)
     torch.testing.assert_close(single.abs(), (x.abs() - t).clamp_min(0))
     kept = size > t
     torch.testing.assert_close((grouped / x)[:, kept], (1 - t / size)[kept].expand(4, -1), rtol=1e-3, atol=1e-6)
-    thresholds = torch.full((1, 5, 3), t, dtype=dtype)
-    assert torch.equal(group_soft_threshold(x, thresholds), grouped)
-    assert torch.equal(soft_threshold(x, thresholds), single)
-    assert torch.equal(group_soft_threshold(torch.zeros_like(x), 0.0), torch.zeros_like(x))
+    zero = torch.zeros_like(x)
+    assert torch.equal(shrunk(RQL(t, normalize=False), zero), zero)
+    metric = torch.full((5, 3), 2.0, dtype=dtype)  # twice as dear to move: half the threshold
+    torch.testing.assert_close(shrunk(RQ(2 * t, normalize=False), x, metric), grouped)
+    torch.testing.assert_close(shrunk(L1(2 * t, normalize=False), x, metric), single)
 
 
 def test_prox_leaves_the_rest_alone() -> None:

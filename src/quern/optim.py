@@ -76,14 +76,32 @@ class _Proximal(torch.optim.Optimizer):
         for group in self.param_groups:
             group["penalty_scale"] = float(factor)
 
-    def _shrink(self, moved: dict[int, tuple[float, Tensor | None]]) -> None:
-        """Apply the proximal maps; ``moved`` has, by id of a parameter that moved, the step and metric to do it in."""
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; ``closure``, if given, computes the loss anew and is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        moved: dict[int, tuple[float, Tensor | None]] = {}
+        for group in self.param_groups:
+            parameters: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+            if parameters:
+                step, metrics = self._move(group, parameters)
+                how = metrics or [None] * len(parameters)
+                step *= group["penalty_scale"]
+                moved.update({id(p): (step, metric) for p, metric in zip(parameters, how, strict=True)})
         found = [
             (target, moved[id(target.parameters[0])]) for target in self._targets if id(target.parameters[0]) in moved
         ]
         if found:
             metrics = [metric for _, (_, metric) in found if metric is not None]
             shrink_([target for target, _ in found], [step for _, (step, _) in found], metrics or None)
+        return loss
+
+    def _move(self, group: dict[str, Any], parameters: list[Tensor]) -> tuple[float, list[Tensor] | None]:
+        """Follow the gradients. Returns the step and, if it is not 1, the metric of every parameter to shrink in."""
+        raise NotImplementedError
 
 
 class ProximalAdam(_Proximal):
@@ -142,25 +160,7 @@ class ProximalAdam(_Proximal):
             state["_pairs"] = [t.parameters for t in state["_targets"] if len(t.parameters) == 2]
         super().__setstate__(state)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; ``closure``, if given, computes the loss anew and is returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        moved: dict[int, tuple[float, Tensor | None]] = {}
-        for group in self.param_groups:
-            parameters: list[Tensor] = [p for p in group["params"] if p.grad is not None]
-            if parameters:
-                metrics = self._step(group, parameters)
-                step = float(group["lr"]) * group["penalty_scale"]
-                moved.update({id(p): (step, metric) for p, metric in zip(parameters, metrics, strict=True)})
-        self._shrink(moved)
-        return loss
-
-    def _step(self, group: dict[str, Any], parameters: list[Tensor]) -> list[Tensor]:
-        """Adam's step. Returns its metric, sqrt(v) + eps, of every parameter."""
+    def _move(self, group: dict[str, Any], parameters: list[Tensor]) -> tuple[float, list[Tensor]]:
         beta1, beta2 = group["betas"]
         lr = float(group["lr"])
         gradients, m, v, counts = [], [], [], []
@@ -188,7 +188,7 @@ class ProximalAdam(_Proximal):
         torch._foreach_mul_(metrics, [(size * (1 - beta2**n)) ** -0.5 for size, n in zip(sizes, steps, strict=True)])
         torch._foreach_add_(metrics, group["eps"])
         torch._foreach_addcdiv_(parameters, m, metrics, [-lr / (1 - beta1**n) for n in steps])
-        return list(metrics)
+        return lr, list(metrics)
 
     def _squares(self, parameters: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor], list[int]]:
         """The squared gradients, summed where they are shared, and the numbers of those in each sum."""
@@ -239,35 +239,21 @@ class ProximalSGD(_Proximal):
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
         super().__init__(model, penalty, params, defaults)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; ``closure``, if given, computes the loss anew and is returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        moved: dict[int, tuple[float, Tensor | None]] = {}
-        for group in self.param_groups:
-            parameters: list[Tensor] = [p for p in group["params"] if p.grad is not None]
-            if not parameters:
-                continue
-            lr, momentum = float(group["lr"]), group["momentum"]
-            directions: Any = [p.grad for p in parameters]
-            if group["weight_decay"]:
-                directions = torch._foreach_add(directions, parameters, alpha=group["weight_decay"])
-            if momentum:
-                new = [p for p in parameters if "momentum_buffer" not in self.state[p]]
-                for p in new:
-                    self.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-                buffers = [self.state[p]["momentum_buffer"] for p in parameters]
-                torch._foreach_mul_(buffers, momentum)
-                torch._foreach_add_(buffers, directions)
-                directions = torch._foreach_add(directions, buffers, alpha=momentum) if group["nesterov"] else buffers
-            torch._foreach_add_(parameters, directions, alpha=-lr)
-            step = lr / (1 - momentum) * group["penalty_scale"]
-            moved.update({id(p): (step, None) for p in parameters})
-        self._shrink(moved)
-        return loss
+    def _move(self, group: dict[str, Any], parameters: list[Tensor]) -> tuple[float, None]:
+        lr, momentum = float(group["lr"]), group["momentum"]
+        directions: Any = [p.grad for p in parameters]
+        if group["weight_decay"]:
+            directions = torch._foreach_add(directions, parameters, alpha=group["weight_decay"])
+        if momentum:
+            new = [p for p in parameters if "momentum_buffer" not in self.state[p]]
+            for p in new:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+            buffers = [self.state[p]["momentum_buffer"] for p in parameters]
+            torch._foreach_mul_(buffers, momentum)
+            torch._foreach_add_(buffers, directions)
+            directions = torch._foreach_add(directions, buffers, alpha=momentum) if group["nesterov"] else buffers
+        torch._foreach_add_(parameters, directions, alpha=-lr)
+        return lr / (1 - momentum), None
 
 
 class FrozenZeros:

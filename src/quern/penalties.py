@@ -32,49 +32,23 @@ from torch import Tensor, nn
 
 from quern.nn import batch_norms, quaternion_weights
 
-__all__ = ["L1", "L2", "RQ", "RQL", "GammaL1", "Penalty", "Target", "group_soft_threshold", "soft_threshold"]
-__all__ += ["shrink_"]
+__all__ = ["L1", "L2", "RQ", "RQL", "GammaL1", "Penalty", "Target", "shrink_"]
 
 Step = float | Tensor
-
-
-def soft_threshold(x: Tensor, threshold: Step) -> Tensor:
-    r"""The proximal map of :math:`t\,|x|` for every number: :math:`\mathrm{sign}(x) \max(|x| - t, 0)`."""
-    return x - _within(x, threshold)
 
 
 def _within(x: Tensor, bound: Step) -> Tensor:
     return torch.clamp(x, -bound, bound)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
-def group_soft_threshold(x: Tensor, threshold: Step, dim: int = 0) -> Tensor:
-    r"""The proximal map of :math:`t\,\|x\|` for every vector along ``dim``: :math:`x \max(1 - t/\|x\|, 0)`.
+def _norms(rows: Sequence[Tensor]) -> Tensor:
+    """The norms of groups whose members are ``rows``, with gradient 0 at 0.
 
-    ``threshold`` is a number, or a tensor with size 1 along ``dim``.
+    Torch's norm over a few numbers that lie far apart, such as the components of a weight, takes 100 times longer.
     """
-    size = sum_of_squares(x, dim).sqrt()
-    # Not t / size, which is not a number where both are zero.
-    return x * ((size - threshold).clamp_min(0) / size.clamp_min(torch.finfo(size.dtype).tiny))
-
-
-def sum_of_squares(x: Tensor, dim: int = 0) -> Tensor:
-    """Along ``dim``, which stays with size 1.
-
-    Torch's reductions over a few numbers that lie far apart, such as the components of a weight, are slow; its norms
-    more than a hundred times slower than this.
-    """
-    first, *others = x.split(1, dim)
-    if first.numel() < 4096:  # where the number of operations counts, and not the memory they walk over
-        return x.square().sum(dim, keepdim=True)
-    total = first.square()
-    for part in others:
-        total = total.addcmul_(part, part)
-    return total
-
-
-def _norms(groups: Tensor) -> Tensor:
-    """The norms along the first axis, with gradient 0 at 0."""
-    squares = sum_of_squares(groups)
+    squares = rows[0].square()
+    for row in rows[1:]:
+        squares = squares.addcmul_(row, row)
     zero = squares == 0
     return torch.where(zero, 0, torch.where(zero, 1, squares).sqrt())
 
@@ -94,13 +68,6 @@ class Target:
     group: float = 0.0
     square: float = 0.0
 
-    def groups(self) -> Tensor:
-        """All numbers with one group along the first axis: ``(4, ...)``, ``(1, n)`` or ``(5, n)``."""
-        first, *others = self.parameters
-        if others:
-            return torch.cat([first.unsqueeze(0), *others])
-        return first if first.dim() > 1 else first.unsqueeze(0)
-
     def value(self) -> Tensor:
         first = self.parameters[0]
         at_least_single = torch.promote_types(first.dtype, torch.float32)
@@ -108,7 +75,7 @@ class Target:
         if self.l1:
             total = total + self.l1 * first.abs().sum(dtype=at_least_single)
         if self.group:
-            total = total + self.group * _norms(self.groups().to(at_least_single)).sum()
+            total = total + self.group * _norms([row.to(at_least_single) for row in self.rows()]).sum()
         if self.square:
             total = total + self.square * first.to(at_least_single).square().sum()
         return total
@@ -151,11 +118,11 @@ def shrink_(targets: Sequence[Target], steps: Sequence[float], metrics: Sequence
             torch._foreach_addcmul_([total for total, _ in longer], parts, parts)
         torch._foreach_rsqrt_(remaining)  # infinite for zeros, which then are kept at zero
         factors = [-steps[n] * targets[n].group for n in chosen]
-        ones = [torch.ones((), dtype=total.dtype, device=total.device).expand_as(total) for total in remaining]
         if metrics is None:
             torch._foreach_mul_(remaining, factors)
             torch._foreach_add_(remaining, 1)
         else:
+            ones = [torch.ones((), dtype=total.dtype, device=total.device).expand_as(total) for total in remaining]
             remaining = torch._foreach_addcdiv(ones, remaining, [metrics[n] for n in chosen], factors)
         torch._foreach_clamp_min_(remaining, 0)
         pairs = [(p, kept) for n, kept in zip(chosen, remaining, strict=True) for p in targets[n].parameters]

@@ -127,6 +127,7 @@ class _Run:
         self.stop_signal: int | None = None
 
     def run(self, resume: bool) -> Result:
+        started: list[Watcher] = []
         try:
             self._prepare_folder(resume)
             if self.crew.from_leader(resume and self.out is not None and (self.out / "last.safetensors").exists()):
@@ -135,6 +136,7 @@ class _Run:
             parallel.train()
             for watcher in self.watchers:
                 watcher.start(self.settings, self.state["epoch"], self.steps)
+                started.append(watcher)
             with self._signals():
                 while self.state["epoch"] < self.settings.total:
                     self._epoch(parallel)
@@ -148,7 +150,7 @@ class _Run:
         finally:
             if self.frozen is not None:
                 self.frozen.remove()
-            for watcher in self.watchers:
+            for watcher in started:
                 watcher.end()
 
     def _epoch(self, parallel: nn.Module) -> None:
