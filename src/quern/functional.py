@@ -148,6 +148,7 @@ def conv_transpose(
     groups: int = 1,
     dilation: int | Sequence[int] = 1,
     *,
+    input_parts: str = UNITS,
     cache: WeightCache | None = None,
 ) -> Float[Tensor, "..."]:
     """The quaternion transposed convolution; sizes as in torch, the weight ``(4, out, in/groups, *kernel)`` as in
@@ -161,7 +162,7 @@ def conv_transpose(
         transposed=True,
         output_padding=tuple_of(output_padding, space),
     )
-    return _convolve(x, weight, bias, geometry, UNITS, cache)
+    return _convolve(x, weight, bias, geometry, input_parts, cache)
 
 
 # ---------------------------------------------------------------------------------- pooling, activations, the rest

@@ -6,16 +6,20 @@ same in any layout. Max-pooling takes the maximum of each component, as the auth
 ``quern.nn.QMaxPool2d`` pools whole quaternions.
 """
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Literal, no_type_check
+from typing import Literal, ParamSpec, no_type_check
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from quern import nn as qnn
+from quern.origin import Origin, set_origin
 
 Norm = Literal["none", "after_conv", "after_activation"]
+P = ParamSpec("P")
 _NORMS = ("none", "after_conv", "after_activation")
 
 
@@ -67,6 +71,26 @@ def _quaternion_head(features: int, classes: int) -> list[nn.Module]:
     return [nn.Flatten(), qnn.QLinear(features, 4 * classes), qnn.Modulus()]
 
 
+def _builder(build: Callable[P, nn.Sequential]) -> Callable[P, nn.Sequential]:
+    """Writes down how the network was built, so that a file of it can be read without one."""
+    signature = inspect.signature(build)
+
+    @functools.wraps(build)
+    def recorded(*args: P.args, **kwargs: P.kwargs) -> nn.Sequential:
+        network = build(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        plain = {
+            name: list(v) if isinstance(v, Sequence) and not isinstance(v, str) else v
+            for name, v in bound.arguments.items()
+        }
+        set_origin(network, Origin(build.__name__, plain))
+        return network
+
+    return recorded
+
+
+@_builder
 def mnist_qcnn(
     norm: Norm = "none", dropout: float = 0.25, widths: Sequence[int] = (16, 32), classes: int = 10
 ) -> nn.Sequential:
@@ -75,6 +99,7 @@ def mnist_qcnn(
     return _finish(*stages, qnn.QDropout(dropout), *_quaternion_head(25 * widths[-1], classes))
 
 
+@_builder
 def mnist_cnn(
     norm: Norm = "none", dropout: float = 0.25, widths: Sequence[int] = (11, 22), classes: int = 10
 ) -> nn.Sequential:
@@ -83,6 +108,7 @@ def mnist_cnn(
     return _finish(*stages, nn.Dropout(dropout), nn.Flatten(), nn.Linear(25 * widths[-1], classes))
 
 
+@_builder
 def cifar_qcnn(
     norm: Norm = "none",
     dropout: float = 0.25,
@@ -94,6 +120,7 @@ def cifar_qcnn(
     return _finish(*stages, *_quaternion_head(16 * widths[-1], classes))
 
 
+@_builder
 def cifar_cnn(
     norm: Norm = "none",
     dropout: float = 0.25,
@@ -112,6 +139,7 @@ def _cifar_drops(dropout: float) -> tuple[float, ...]:
     return (0.0, dropout, 0.0, dropout, 0.0)
 
 
+@_builder
 def digits_qcnn(
     norm: Norm = "none", dropout: float = 0.1, widths: Sequence[int] = (16, 32), classes: int = 10
 ) -> nn.Sequential:
@@ -120,6 +148,7 @@ def digits_qcnn(
     return _finish(*stages, qnn.QDropout(dropout), *_quaternion_head(16 * widths[-1], classes))
 
 
+@_builder
 def digits_cnn(
     norm: Norm = "none", dropout: float = 0.1, widths: Sequence[int] = (12, 24), classes: int = 10
 ) -> nn.Sequential:
@@ -162,6 +191,7 @@ def _residual_stages(
     return layers
 
 
+@_builder
 def qresnet20(widths: Sequence[int] = (16, 32, 64), classes: int = 10, channels: int = 3) -> nn.Sequential:
     """A residual network of 20 layers for images ``(batch, channels, height, width)`` of any size, RGB or gray, with
     quaternion batch normalisation and global average pooling, to ``classes`` moduli."""
@@ -173,6 +203,7 @@ def qresnet20(widths: Sequence[int] = (16, 32, 64), classes: int = 10, channels:
     return _finish(*stem, nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), *_quaternion_head(widths[-1], classes))
 
 
+@_builder
 def resnet20(widths: Sequence[int] = (8, 16, 32), classes: int = 10, channels: int = 3) -> nn.Sequential:
     """The real-valued twin of :func:`qresnet20`."""
     stem = [nn.Conv2d(channels, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0])]

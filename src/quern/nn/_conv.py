@@ -22,6 +22,7 @@ class _QConvolution(nn.Module):
     space: int  # number of spatial axes
     transposed: bool
     bias: nn.Parameter | None
+    constant: nn.Parameter | None
 
     def _setup(
         self,
@@ -63,6 +64,9 @@ class _QConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(4, out, inner // groups, *self.kernel_size, device=device, dtype=dtype))
         shift = nn.Parameter(torch.empty(4, out, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", shift)
+        # The weight (4, out, 1, *kernel) of one more input channel, which carries 1 everywhere. quern.compact puts
+        # there what constant input channels did: next to zero padding a bias would be wrong.
+        self.register_parameter("constant", None)
         self._cache = WeightCache()
         self.reset_parameters()
 
@@ -79,6 +83,10 @@ class _QConvolution(nn.Module):
         init.he_(self.weight, len(self.input_parts))
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+
+    def _ones_like(self, input: Tensor) -> Tensor:
+        """The channel that carries 1: one for all images of a batch."""
+        return input.new_ones(1, *input.shape[-self.space :])
 
     def train(self, mode: bool = True) -> "_QConvolution":
         self._cache.clear()
@@ -108,6 +116,8 @@ class _QConvolution(nn.Module):
             said += f", groups={self.groups}"
         if self.bias is None:
             said += ", bias=False"
+        if self.constant is not None:
+            said += ", constant=True"
         if self.padding_mode != "zeros":
             said += f", padding_mode={self.padding_mode}"
         if self.input_parts != UNITS:
@@ -158,7 +168,7 @@ class _QConv(_QConvolution):
         if self.padding_mode != "zeros":
             input = TF.pad(input, self._both_sides(), mode=self.padding_mode)
             padding = 0
-        return F.conv(
+        y = F.conv(
             input,
             self.weight,
             self.bias,
@@ -169,6 +179,10 @@ class _QConv(_QConvolution):
             input_parts=self.input_parts,
             cache=None if self.training else self._cache,
         )
+        if self.constant is None:
+            return y
+        ones = self._ones_like(input)
+        return y + F.conv(ones, self.constant, None, self.stride, padding, self.dilation, input_parts="r")
 
     def _both_sides(self) -> list[int]:
         """``torch.nn.functional.pad``'s list: last axis first, near side before far side."""
@@ -219,17 +233,23 @@ class _QConvTranspose(_QConvolution):
         )
 
     def forward(self, input: Float[Tensor, "..."], output_size: Sequence[int] | None = None) -> Float[Tensor, "..."]:
-        return F.conv_transpose(
+        extra = self.output_padding if output_size is None else self._extra_for(input, output_size)
+        y = F.conv_transpose(
             input,
             self.weight,
             self.bias,
             self.stride,
             self._padding,
-            self.output_padding if output_size is None else self._extra_for(input, output_size),
+            extra,
             self.groups,
             self.dilation,
             cache=None if self.training else self._cache,
         )
+        if self.constant is None:
+            return y
+        ones = self._ones_like(input)
+        more = (self.stride, self._padding, extra, 1, self.dilation)
+        return y + F.conv_transpose(ones, self.constant, None, *more, input_parts="r")
 
     @property
     def _padding(self) -> tuple[int, ...]:
