@@ -1,14 +1,22 @@
 """The errors a user can mend: their text is one sentence that says what was wrong and what to do."""
 
-__all__ = ["DataError", "QuernError", "Stopped", "TrainingError"]
+__all__ = ["CompactionError", "DataError", "FileError", "QuernError", "Stopped", "TrainingError"]
 
 
 class QuernError(Exception):
     """What the command line prints as one sentence, without a traceback."""
 
 
+class CompactionError(QuernError):
+    """A network cannot be made smaller, or a plan does not fit it."""
+
+
 class DataError(QuernError):
     """A data set cannot be had, or is not what it should be."""
+
+
+class FileError(QuernError):
+    """A file of a network cannot be read or written, or is not what it should be."""
 
 
 class TrainingError(QuernError):

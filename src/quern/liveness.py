@@ -17,22 +17,34 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as TF
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate, map_arg
 
 from quern import functional as F
 from quern import nn as qnn
+from quern.graph import (
+    APART_FUNCTIONS,
+    APART_METHODS,
+    APART_MODULES,
+    JOINING,
+    JOINING_METHODS,
+    OF_QUATERNIONS,
+    POOL_FUNCTIONS,
+    POOLS,
+    REAL_CONVOLUTIONS,
+    REAL_NORMS,
+    REDUCING_METHODS,
+    REDUCTIONS,
+    SIZE_METHODS,
+    SIZES,
+    WITH_NEURONS,
+    Tracer,
+)
 from quern.nn._conv import _QConvolution
 from quern.nn._norm import _QBatchNorm
 from quern.nn._recurrent import _QRecurrent
 
 __all__ = ["Liveness", "liveness"]
-
-_REAL_CONVOLUTIONS = (
-    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-)
 
 
 @dataclass(frozen=True)
@@ -220,7 +232,7 @@ def _edges(run: _Pass, layer: nn.Module) -> Tensor:
         return some
     if isinstance(layer, qnn.QLinear):
         return some.any(0).repeat(1, len(layer.input_parts))
-    assert isinstance(layer, (_QConvolution, *_REAL_CONVOLUTIONS))
+    assert isinstance(layer, (_QConvolution, *REAL_CONVOLUTIONS))
     if isinstance(layer, _QConvolution):
         some = some.any(0)
     elif layer.transposed:  # (in, out/groups, ...)
@@ -298,52 +310,6 @@ def _attention(run: _Pass, layer: qnn.QMultiheadAttention, inputs: Sequence[_Val
     return run.weighted(mixed, _edges(run, layer.out_proj), layer.out_proj, None), weights
 
 
-_APART_MODULES = (
-    *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
-    *(qnn.QDropout, qnn.QDropout2d),
-    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid),
-    *(nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softplus, nn.Softsign, nn.Tanhshrink, nn.LogSigmoid),
-)
-_QUATERNION_POOLS = {qnn.QMaxPool1d: (1,), qnn.QMaxPool2d: (2,), qnn.QMaxPool3d: (3,)}
-_POOLS: dict[type[nn.Module], tuple[int, ...]] = {
-    **{
-        getattr(nn, f"{kind}Pool{n}d"): (n,) for kind in ("Max", "Avg", "AdaptiveAvg", "AdaptiveMax") for n in (1, 2, 3)
-    },
-    **_QUATERNION_POOLS,
-    nn.Upsample: (1, 2, 3),
-}
-_REAL_NORMS = {nn.BatchNorm1d: (0, 1), nn.BatchNorm2d: (2,), nn.BatchNorm3d: (3,)}
-_WITH_NEURONS = (qnn.QLinear, _QConvolution, qnn.QEmbedding, _QRecurrent)
-_OF_QUATERNIONS = (_QBatchNorm, qnn.QWhiteningBatchNorm2d, qnn.QModReLU, qnn.Modulus, *_QUATERNION_POOLS)
-_ACTIVATIONS = ("relu", "tanh", "sigmoid", "gelu", "silu", "elu", "selu", "leaky_relu", "relu6", "hardtanh", "softplus")
-_APART_FUNCTIONS = {
-    *(getattr(TF, name) for name in (*_ACTIVATIONS, "dropout", "dropout1d", "dropout2d", "dropout3d")),
-    *(torch.relu, torch.tanh, torch.sigmoid, operator.neg, torch.neg, F.dropout),
-}
-_POOL_FUNCTIONS = {
-    getattr(TF, f"{kind}_pool{n}d"): (n,) for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for n in (1, 2, 3)
-}
-_APART_METHODS = {"relu", "tanh", "sigmoid", "contiguous", "clone", "detach", "float", "double", "half", "to", "neg"}
-_JOINING = {operator.add, operator.iadd, operator.sub, operator.mul, operator.imul, operator.truediv}
-_JOINING |= {torch.add, torch.sub, torch.mul, torch.div}
-_JOINING_METHODS = {"add", "add_", "sub", "mul", "mul_", "div"}
-_SIZES = {"shape", "ndim", "dtype", "device"}
-_SIZE_METHODS = {"size", "dim", "numel"}
-_REDUCTIONS = {torch.mean, torch.sum, torch.amax, torch.amin}
-_REDUCING_METHODS = {"mean", "sum", "amax", "amin"}
-
-
-class _Tracer(fx.Tracer):
-    """Into the user's own modules, not into layers, nor into the functions of quern."""
-
-    def __init__(self) -> None:
-        super().__init__(autowrap_functions=tuple(getattr(F, name) for name in F.__all__))
-        self._autowrap_search += [F, qnn]
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return m.__module__.startswith("quern.nn") or super().is_leaf_module(m, module_qualified_name)
-
-
 def _values(args: Any) -> list[_Value]:
     found: list[_Value] = []
     map_aggregate(args, lambda a: found.append(a) if isinstance(a, _Value) else None)
@@ -381,11 +347,11 @@ def _module(run: _Pass, layer: nn.Module, name: str, args: tuple[Any, ...], kwar
     if isinstance(layer, (qnn.QLinear, nn.Linear)):
         value = run.fitting(name, value, None, layer.in_features)
         return run.weighted(value, _edges(run, layer), neurons, None)
-    if isinstance(layer, (_QConvolution, *_REAL_CONVOLUTIONS)):
+    if isinstance(layer, (_QConvolution, *REAL_CONVOLUTIONS)):
         space = len(layer.kernel_size)
         value = run.fitting(name, value, (space,), layer.in_channels)
         return run.weighted(value, _edges(run, layer), neurons, space + 2)
-    if isinstance(layer, _OF_QUATERNIONS) and value.real:
+    if isinstance(layer, OF_QUATERNIONS) and value.real:
         return run.opaque(name, values)
     if isinstance(layer, (_QBatchNorm, qnn.QWhiteningBatchNorm2d)):
         n = layer.num_features // 4
@@ -394,11 +360,11 @@ def _module(run: _Pass, layer: nn.Module, name: str, args: tuple[Any, ...], kwar
         return run.scaled(run.fitting(name, value, space, 4 * n), scale.repeat(4), space, real=False)
     if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
         scale = torch.ones(layer.num_features) if layer.weight is None else layer.weight
-        space = _space(_REAL_NORMS, layer)
+        space = _space(REAL_NORMS, layer)
         return run.scaled(run.fitting(name, value, space, layer.num_features), scale, space, real=True)
-    if isinstance(layer, (*_APART_MODULES, qnn.QModReLU)):
+    if isinstance(layer, (*APART_MODULES, qnn.QModReLU)):
         return run.through(value)
-    if space := _space(_POOLS, layer):
+    if space := _space(POOLS, layer):
         return _pooled(run, name, value, space)
     if isinstance(layer, qnn.Modulus):
         return _modulus(run, name, value, layer.dim)
@@ -438,7 +404,7 @@ def _reduced(run: _Pass, name: str, value: _Value, dim: Any, keepdim: bool) -> _
 
 def _function(run: _Pass, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], method: bool) -> Any:
     values = _values((args, kwargs))
-    asks_size = target in _SIZE_METHODS if method else target is getattr and args[1] in _SIZES
+    asks_size = target in SIZE_METHODS if method else target is getattr and args[1] in SIZES
     if not values or asks_size:
         return None  # not a value of the network
     if target is operator.getitem and isinstance(args[0], tuple):
@@ -446,19 +412,19 @@ def _function(run: _Pass, name: str, target: Any, args: tuple[Any, ...], kwargs:
     if target is F.cat and len(values) == len(_option(args, kwargs, 0, "tensors", ())):
         return run.concatenated(name, values, _option(args, kwargs, 1, "dim", 1))
     if len(values) > 1:
-        joins = target in (_JOINING_METHODS if method else _JOINING)
+        joins = target in (JOINING_METHODS if method else JOINING)
         return run.joined(name, values) if joins else run.opaque(name, values)
     (value,) = values
-    if target in (_APART_METHODS | _JOINING_METHODS if method else _APART_FUNCTIONS | _JOINING):
+    if target in (APART_METHODS | JOINING_METHODS if method else APART_FUNCTIONS | JOINING):
         return run.through(value)
-    if target in _POOL_FUNCTIONS:
-        return _pooled(run, name, value, _POOL_FUNCTIONS[target])
+    if target in POOL_FUNCTIONS:
+        return _pooled(run, name, value, POOL_FUNCTIONS[target])
     if target is F.modulus:
         return _modulus(run, name, value, _option(args, kwargs, 1, "dim", 1))
     if target in (("flatten",) if method else (torch.flatten,)):
         start, end = _option(args, kwargs, 1, "start_dim", 0), _option(args, kwargs, 2, "end_dim", -1)
         return _flattened(run, name, value, start, end)
-    if target in (_REDUCING_METHODS if method else _REDUCTIONS):
+    if target in (REDUCING_METHODS if method else REDUCTIONS):
         dim, keepdim = _option(args, kwargs, 1, "dim", None), _option(args, kwargs, 2, "keepdim", False)
         return _reduced(run, name, value, dim, keepdim)
     return run.opaque(name, values)
@@ -470,7 +436,7 @@ def _option(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str
 
 def liveness(model: nn.Module, tol: float = 0.0) -> Liveness:
     """Which neurons of the quaternion layers in ``model`` still matter; weights up to ``tol`` count as zero."""
-    run, tracer = _Pass(tol), _Tracer()
+    run, tracer = _Pass(tol), Tracer()
     root = nn.Sequential(model) if tracer.is_leaf_module(model, "") else model
     try:
         graph = tracer.trace(root)
@@ -481,12 +447,12 @@ def liveness(model: nn.Module, tol: float = 0.0) -> Liveness:
         run.notes += [
             f"{name} ({type(layer).__name__}) was not reached, so it was looked at alone"
             for name, layer in model.named_modules()
-            if isinstance(layer, _WITH_NEURONS) and layer not in run.alive
+            if isinstance(layer, WITH_NEURONS) and layer not in run.alive
         ]
     alive = {
         name: run.alive[layer] if layer in run.alive else _alone(run, layer)
         for name, layer in model.named_modules()
-        if isinstance(layer, _WITH_NEURONS)
+        if isinstance(layer, WITH_NEURONS)
     }
     return Liveness(alive, tuple(dict.fromkeys(run.notes)))
 

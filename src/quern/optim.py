@@ -16,6 +16,7 @@ optimizer, so one λ means the same for all of them.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -75,6 +76,12 @@ class _Proximal(torch.optim.Optimizer):
         _positive("factor", factor, zero=True)
         for group in self.param_groups:
             group["penalty_scale"] = float(factor)
+
+    def replace_parameters(self, new: dict[int, nn.Parameter]) -> None:
+        """Shrink the parameters ``new[id(old)]`` in place of the old ones, as strongly as those."""
+        self._targets = [
+            replace(target, parameters=tuple(new.get(id(p), p) for p in target.parameters)) for target in self._targets
+        ]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -159,6 +166,11 @@ class ProximalAdam(_Proximal):
             state = {**state, "_shared": {id(p) for p in state["_shared"]}}
             state["_pairs"] = [t.parameters for t in state["_targets"] if len(t.parameters) == 2]
         super().__setstate__(state)
+
+    def replace_parameters(self, new: dict[int, nn.Parameter]) -> None:
+        super().replace_parameters(new)
+        self._shared = {id(new[p]) if p in new else p for p in self._shared}
+        self._pairs = [t.parameters for t in self._targets if len(t.parameters) == 2]
 
     def _move(self, group: dict[str, Any], parameters: list[Tensor]) -> tuple[float, list[Tensor]]:
         beta1, beta2 = group["betas"]

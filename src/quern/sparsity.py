@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from quern import nn as qnn
+from quern.graph import REAL_CONVOLUTIONS
 from quern.liveness import liveness
 from quern.nn._conv import _QConvolution
 from quern.nn._recurrent import _QRecurrent
@@ -234,7 +235,7 @@ def _work(model: nn.Module, example_input: Tensor | tuple[Any, ...], tol: float)
             count(name, [layer.weight], output.numel() // output.shape[-1], len(layer.input_parts))
         elif isinstance(layer, nn.Linear):
             count(name, [layer.weight], output.numel() // output.shape[-1], 1)
-        elif isinstance(layer, (_QConvolution, *_REAL_CONVOLUTIONS)):
+        elif isinstance(layer, (_QConvolution, *REAL_CONVOLUTIONS)):
             side = input if layer.transposed else output  # where every number of the weight is used once
             batched = side.dim() == len(layer.kernel_size) + 2
             positions = math.prod(side.shape[2 if batched else 1 :]) * (side.shape[0] if batched else 1)
@@ -244,7 +245,7 @@ def _work(model: nn.Module, example_input: Tensor | tuple[Any, ...], tol: float)
     handles = [
         layer.register_forward_hook(partial(after, name), with_kwargs=True)
         for name, layer in model.named_modules()
-        if isinstance(layer, (_QRecurrent, qnn.QLinear, nn.Linear, _QConvolution, *_REAL_CONVOLUTIONS))
+        if isinstance(layer, (_QRecurrent, qnn.QLinear, nn.Linear, _QConvolution, *REAL_CONVOLUTIONS))
     ]
     modes = {layer: layer.training for layer in model.modules()}
     try:
@@ -256,9 +257,3 @@ def _work(model: nn.Module, example_input: Tensor | tuple[Any, ...], tol: float)
         for layer, training in modes.items():
             layer.train(training)  # the outer ones first, so that each ends as it was
     return found
-
-
-_REAL_CONVOLUTIONS = (
-    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-)

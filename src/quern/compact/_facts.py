@@ -1,0 +1,297 @@
+"""What is known of the values in a network: which channels are constant, are needed, or stand and fall together.
+
+A *unit* is one channel that is kept or removed as one thing: a quaternion (``parts`` = 4) or, after a readout, a real
+number (``parts`` = 1). Every unit has an id. An operation that keeps units apart hands the ids on; an operation that
+joins values, such as an addition, ties the ids of corresponding units, because tensors have to keep equal sizes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from quern.errors import CompactionError
+
+
+@dataclass(eq=False)
+class Value:
+    """One tensor of the network. Along ``axis`` it has ``parts`` times as many entries as ``ids``, component-major.
+
+    A unit that is not ``live`` has the same value for every input and at every position, ``constant (units, parts)``.
+    ``needed`` units have to arrive with the value they had; others may be anything, or missing. ``ids`` is None where
+    the units are not followed: nothing of such a value is ever removed.
+    """
+
+    ids: Tensor | None = None
+    axis: int = 0
+    dims: int = 0
+    parts: int = 1
+    live: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
+    constant: Tensor = field(default_factory=lambda: torch.empty(0, 1))
+    needed: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
+
+    @property
+    def followed(self) -> bool:
+        return self.ids is not None
+
+    @property
+    def pushing(self) -> Tensor:
+        """Units that are constant, and not zero."""
+        return ~self.live & (self.constant != 0).any(1)
+
+    def need(self, units: Tensor) -> None:
+        self.needed |= units
+
+    def need_all(self) -> None:
+        self.needed[:] = True
+
+
+@dataclass(eq=False)
+class Record:
+    """What was found about one layer, over all its calls. ``edges (outputs, inputs)`` is True where a weight is not
+    zero; ``absorbs`` says whether the layer can take constant inputs into itself."""
+
+    name: str
+    layer: nn.Module
+    inputs: Tensor | None
+    outputs: Tensor | None
+    edges: Tensor | None = None
+    absorbs: bool = False
+    calls: list[Value] = field(default_factory=list)
+    rows: Tensor | None = None  # which outputs are needed in some call
+    still: dict[str, Tensor] = field(default_factory=dict)  # of recurrent layers: hidden units that stay at zero
+
+    def fixed(self) -> Tensor:
+        """Inputs that are the same constant in every call, and one the layer can do without."""
+        first = self.calls[0]
+        same = ~first.live
+        for call in self.calls[1:]:
+            same &= ~call.live & (call.constant == first.constant).all(1)
+        return same if self.absorbs else same & (first.constant == 0).all(1)
+
+    def absorbed(self) -> Tensor:
+        """Fixed inputs that some needed output looks at."""
+        assert self.edges is not None
+        assert self.rows is not None
+        return self.fixed() & (self.edges & self.rows.unsqueeze(1)).any(0)
+
+
+class Facts:
+    """The units of a whole network, and what is to be done on the way back."""
+
+    def __init__(self) -> None:
+        self._parent: list[int] = []
+        self._pinned: set[int] = set()
+        self.backward: list[Callable[[], None]] = []
+        self.records: dict[nn.Module, Record] = {}
+        self.notes: list[str] = []
+        self.values: list[Value] = []
+
+    # ------------------------------------------------------------------------------------------------- ids
+
+    def fresh(self, count: int) -> Tensor:
+        start = len(self._parent)
+        self._parent += range(start, start + count)
+        return torch.arange(start, start + count)
+
+    def _root(self, unit: int) -> int:
+        while self._parent[unit] != unit:
+            self._parent[unit] = self._parent[self._parent[unit]]
+            unit = self._parent[unit]
+        return unit
+
+    def tie(self, first: Tensor, second: Tensor) -> None:
+        """Corresponding units are kept together, or not at all."""
+        for a, b in zip(first.tolist(), second.tolist(), strict=True):
+            self._parent[self._root(a)] = self._root(b)
+
+    def pin(self, ids: Tensor) -> None:
+        """These units are kept, whatever becomes of their values."""
+        self._pinned.update(ids.tolist())
+
+    def roots(self, ids: Tensor) -> Tensor:
+        return torch.tensor([self._root(unit) for unit in ids.tolist()], dtype=torch.long)
+
+    # ---------------------------------------------------------------------------------------------- values
+
+    def value(self, tensor: Tensor, ids: Tensor, axis: int, parts: int, live: Tensor, name: str) -> Value:
+        """The value that ``tensor`` is an example of. Its constants are read off the example."""
+        dims = tensor.dim()
+        rows = tensor.detach().movedim(axis, 0).reshape(parts, len(ids), -1).movedim(0, 1).cpu()
+        constant = rows[:, :, 0].clone() if rows.shape[2] else rows.new_zeros(rows.shape[:2])
+        found = Value(ids, axis % dims, dims, parts, live.clone(), constant, torch.zeros(len(ids), dtype=torch.bool))
+        if rows.shape[2] and tensor.is_floating_point():
+            still = rows[~live]
+            rounding = 1e3 * torch.finfo(tensor.dtype).eps * (1 + rows.abs().max()) if len(still) else 0.0
+            if len(still) and not ((still - still[:, :, :1]).abs() <= rounding).all():
+                raise CompactionError(
+                    f"{name} was taken to give constants, but does not: this is a mistake of quern, "
+                    "or the network does not give the same output for the same input."
+                )
+        self.values.append(found)
+        return found
+
+    def followed(self, value: Value, tensor: Tensor, axis: int, parts: int) -> Value:
+        """``value`` seen as units of ``parts`` along ``axis``. Where it is followed differently, or not at all, these
+        are units that all stay."""
+        axis %= tensor.dim()
+        if value.followed and value.axis == axis and value.parts == parts:
+            return value
+        size, rest = divmod(tensor.shape[axis], parts)
+        assert not rest
+        self.whole(value)
+        ids = self.fresh(size)
+        self.pin(ids)
+        found = Value(ids, axis, tensor.dim(), parts)
+        found.live = torch.ones(size, dtype=torch.bool)
+        found.constant = torch.zeros(size, parts, dtype=tensor.dtype)
+        found.needed = torch.zeros(size, dtype=torch.bool)
+        return found
+
+    def whole(self, *values: Value) -> None:
+        """All of these values is kept, and used."""
+        for value in values:
+            if value.ids is not None:
+                self.pin(value.ids)
+                self.backward.append(value.need_all)
+
+    def through(
+        self,
+        name: str,
+        value: Value,
+        tensor: Tensor,
+        *,
+        axis: int | None = None,
+        parts: int | None = None,
+        live: Tensor | None = None,
+        spread: int = 1,
+    ) -> Value:
+        """An operation that keeps units apart, and changes only what is said here. ``spread`` makes so many units in a
+        row out of each, which stand or fall together."""
+        if value.ids is None:
+            return Value()
+        parts, axis = parts or value.parts, value.axis if axis is None else axis
+        live = (value.live if live is None else live).repeat_interleave(spread)
+        out = self.value(tensor, value.ids.repeat_interleave(spread), axis, parts, live, name)
+        self.backward.append(lambda: value.need(out.needed.view(-1, spread).any(1)))
+        return out
+
+    # --------------------------------------------------------------------------------------------- records
+
+    def record(self, name: str, layer: nn.Module, inputs: Tensor | None, outputs: Tensor | int | None) -> Record:
+        """The record of a layer. Where it is called again, units of both calls are tied."""
+        if layer not in self.records:
+            outs = self.fresh(outputs) if isinstance(outputs, int) else outputs
+            self.records[layer] = Record(name, layer, inputs, outs)
+            return self.records[layer]
+        record = self.records[layer]
+        for old, new in ((record.inputs, inputs), (record.outputs, outputs)):
+            if isinstance(old, Tensor) and isinstance(new, Tensor):
+                self.tie(old, new)
+        return record
+
+    def weighted(
+        self,
+        name: str,
+        layer: nn.Module,
+        value: Value,
+        tensor: Tensor,
+        edges: Tensor,
+        *,
+        axis: int,
+        parts: int,
+        absorbs: bool,
+        uneven: Tensor | None = None,
+    ) -> Value:
+        """A layer with ``edges (outputs, inputs)``. ``uneven`` says which inputs make an output differ from place to
+        place even where they are constant (zero padding), or None if they never do."""
+        assert value.ids is not None
+        record = self.record(name, layer, value.ids, edges.shape[0])
+        record.edges, record.absorbs = edges, absorbs
+        record.calls.append(value)
+        assert record.outputs is not None
+        moving = value.live if uneven is None else value.live | (value.pushing & uneven)
+        own = getattr(layer, "constant", None)
+        live = (edges & moving).any(1)
+        if own is not None:
+            live |= (own.detach().cpu() != 0).flatten(2).any(2).any(0)
+        out = self.value(tensor, record.outputs, axis, parts, live, name)
+
+        def back() -> None:
+            record.rows = out.needed | record.rows if record.rows is not None else out.needed.clone()
+            value.need((edges & out.needed.unsqueeze(1)).any(0) & ~record.fixed())
+
+        self.backward.append(back)
+        return out
+
+    def scaled(self, name: str, layer: nn.Module, value: Value, tensor: Tensor, scale: Tensor) -> Value:
+        """A normalisation with its own numbers for each unit; where ``scale`` is False the input does not matter."""
+        assert value.ids is not None
+        self.record(name, layer, value.ids, None)
+        out = self.value(tensor, value.ids, value.axis, value.parts, value.live & scale, name)
+        self.backward.append(lambda: value.need(out.needed & scale))
+        return out
+
+    def joined(self, name: str, values: Sequence[Value], tensor: Tensor, vanishes: bool) -> Value:
+        """An operation on corresponding units of ``values`` that have equal axes from the right; ``vanishes`` if a zero
+        on one side makes it zero (a product). Values that are not followed are spread over the units."""
+        known = [v for v in values if v.ids is not None]
+        first = known[0]
+        assert first.ids is not None
+        live = torch.full((len(first.ids),), len(known) < len(values))
+        for v in known:
+            assert v.ids is not None
+            self.tie(first.ids, v.ids)
+            live |= v.live
+        if vanishes:
+            for v in known:
+                live &= v.live | v.pushing
+        axis = tensor.dim() - (first.dims - first.axis)
+        out = self.value(tensor, first.ids, axis, first.parts, live, name)
+
+        def back() -> None:
+            for v in known:
+                v.need(out.needed)
+
+        self.backward.append(back)
+        return out
+
+    # ---------------------------------------------------------------------------------------------- result
+
+    def settle(self) -> Tensor:
+        """Walk back from the outputs, then say of every id whether it is kept.
+
+        A unit is kept if it, or one tied to it, is needed or pinned. No layer loses all its units, and in a grouped
+        convolution all groups that stay have as many inputs, and as many outputs, as each other.
+        """
+        for back in reversed(self.backward):
+            back()
+        kept = torch.zeros(len(self._parent), dtype=torch.bool)
+        roots = self.roots(torch.arange(len(self._parent)))
+        for value in self.values:
+            if value.ids is not None:
+                kept[roots[value.ids[value.needed]]] = True
+        kept[roots[torch.tensor(sorted(self._pinned), dtype=torch.long)]] = True
+        changed = True
+        while changed:
+            before = int(kept.sum())
+            for record in self.records.values():
+                for ids in (record.inputs, record.outputs):
+                    if ids is not None and len(ids) and not kept[roots[ids]].any():
+                        kept[roots[ids[0]]] = True
+                groups = getattr(record.layer, "groups", 1)
+                if groups > 1 and record.inputs is not None and record.outputs is not None:
+                    _even_out(kept, roots[record.inputs].view(groups, -1), roots[record.outputs].view(groups, -1))
+            changed = int(kept.sum()) > before
+        return kept[roots]
+
+
+def _even_out(kept: Tensor, inputs: Tensor, outputs: Tensor) -> None:
+    """Keep more units until every group that has any has as many inputs, and outputs, as the fullest."""
+    stays = kept[inputs].any(1) | kept[outputs].any(1)
+    for units in (inputs[stays], outputs[stays]):
+        most = int(kept[units].sum(1).max().clamp(min=1))
+        for group in units:
+            while int(kept[group].sum()) < most:
+                kept[group[~kept[group]][0]] = True

@@ -1,0 +1,63 @@
+"""How a network is read: the tracer, and which of torch's operations do what to the channels of a value."""
+
+import operator
+
+import torch
+import torch.nn.functional as TF
+from torch import fx, nn
+
+from quern import functional as F
+from quern import nn as qnn
+from quern.nn._conv import _QConvolution
+from quern.nn._norm import _QBatchNorm
+from quern.nn._recurrent import _QRecurrent
+
+REAL_CONVOLUTIONS = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
+# Modules and functions that keep channels apart: each output channel depends on the same input channel alone.
+APART_MODULES = (
+    *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
+    *(qnn.QDropout, qnn.QDropout2d),
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid),
+    *(nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softplus, nn.Softsign, nn.Tanhshrink, nn.LogSigmoid),
+)
+QUATERNION_POOLS = {qnn.QMaxPool1d: (1,), qnn.QMaxPool2d: (2,), qnn.QMaxPool3d: (3,)}
+POOLS: dict[type[nn.Module], tuple[int, ...]] = {
+    **{
+        getattr(nn, f"{kind}Pool{n}d"): (n,) for kind in ("Max", "Avg", "AdaptiveAvg", "AdaptiveMax") for n in (1, 2, 3)
+    },
+    **QUATERNION_POOLS,
+    nn.Upsample: (1, 2, 3),
+}
+REAL_NORMS = {nn.BatchNorm1d: (0, 1), nn.BatchNorm2d: (2,), nn.BatchNorm3d: (3,)}
+WITH_NEURONS = (qnn.QLinear, _QConvolution, qnn.QEmbedding, _QRecurrent)
+OF_QUATERNIONS = (_QBatchNorm, qnn.QWhiteningBatchNorm2d, qnn.QModReLU, qnn.Modulus, *QUATERNION_POOLS)
+ACTIVATIONS = ("relu", "tanh", "sigmoid", "gelu", "silu", "elu", "selu", "leaky_relu", "relu6", "hardtanh", "softplus")
+APART_FUNCTIONS = {
+    *(getattr(TF, name) for name in (*ACTIVATIONS, "dropout", "dropout1d", "dropout2d", "dropout3d")),
+    *(torch.relu, torch.tanh, torch.sigmoid, operator.neg, torch.neg, F.dropout),
+}
+POOL_FUNCTIONS = {
+    getattr(TF, f"{kind}_pool{n}d"): (n,) for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for n in (1, 2, 3)
+}
+APART_METHODS = {"relu", "tanh", "sigmoid", "contiguous", "clone", "detach", "float", "double", "half", "to", "neg"}
+JOINING = {operator.add, operator.iadd, operator.sub, operator.mul, operator.imul, operator.truediv}
+JOINING |= {torch.add, torch.sub, torch.mul, torch.div}
+JOINING_METHODS = {"add", "add_", "sub", "mul", "mul_", "div"}
+SIZES = {"shape", "ndim", "dtype", "device"}
+SIZE_METHODS = {"size", "dim", "numel"}
+REDUCTIONS = {torch.mean, torch.sum, torch.amax, torch.amin}
+REDUCING_METHODS = {"mean", "sum", "amax", "amin"}
+
+
+class Tracer(fx.Tracer):
+    """Into the user's own modules, not into layers, nor into the functions of quern."""
+
+    def __init__(self) -> None:
+        super().__init__(autowrap_functions=tuple(getattr(F, name) for name in F.__all__))
+        self._autowrap_search += [F, qnn]
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return m.__module__.startswith("quern.nn") or super().is_leaf_module(m, module_qualified_name)
