@@ -10,7 +10,19 @@ if TYPE_CHECKING:
     from quern import algebra, compact, data, functional, models, nn, optim, penalties, sparsity, testing, train
 
 __version__ = "0.1.0"
-__all__ = ["algebra", "compact", "data", "functional", "models", "nn", "optim", "penalties", "sparsity", "testing", "train"]
+__all__ = [
+    "algebra",
+    "compact",
+    "data",
+    "functional",
+    "models",
+    "nn",
+    "optim",
+    "penalties",
+    "sparsity",
+    "testing",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -77,6 +77,10 @@ class _Proximal(torch.optim.Optimizer):
         for group in self.param_groups:
             group["penalty_scale"] = float(factor)
 
+    def penalty(self) -> Tensor:
+        """The penalty's value, at its full strength; not normalised anew for a network that was made smaller."""
+        return sum((target.value() for target in self._targets), torch.zeros(()))
+
     def replace_parameters(self, new: dict[int, nn.Parameter]) -> None:
         """Shrink the parameters ``new[id(old)]`` in place of the old ones, as strongly as those."""
         self._targets = [

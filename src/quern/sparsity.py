@@ -9,7 +9,7 @@ network (:mod:`quern.liveness`). Biases count as parameters but not as weights.
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +104,23 @@ class Sparsity:
     @property
     def neurons_left(self) -> int:
         return self._sum("neurons") - self._sum("dead_neurons")
+
+    def within(self, whole: "Sparsity") -> "Sparsity":
+        """As parts of ``whole``, the network that this one was before compaction: what was removed counts as zero."""
+        mine = {layer.name: layer for layer in self.layers}
+        layers = []
+        for old in whole.layers:
+            new = mine.get(old.name, old)
+            layers.append(
+                replace(
+                    old,
+                    zero_components=4 * old.quaternions - 4 * new.quaternions + new.zero_components,
+                    zero_quaternions=old.quaternions - new.quaternions + new.zero_quaternions,
+                    dead_neurons=old.neurons - new.neurons_left,
+                    nonzero_macs=new.nonzero_macs,
+                )
+            )
+        return replace(self, layers=tuple(layers), parameters=whole.parameters, macs=whole.macs)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and lists, the shares included."""
@@ -241,6 +258,8 @@ def _work(model: nn.Module, example_input: Tensor | tuple[Any, ...], tol: float)
             positions = math.prod(side.shape[2 if batched else 1 :]) * (side.shape[0] if batched else 1)
             parts = len(layer.input_parts) if isinstance(layer, _QConvolution) else 1
             count(name, [layer.weight], positions, parts)
+            if isinstance(layer, _QConvolution) and layer.constant is not None:  # once for all of a batch
+                count(name, [layer.constant], positions, 1)
 
     handles = [
         layer.register_forward_hook(partial(after, name), with_kwargs=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import quern
-from quern.cli import _data, _train
+from quern.cli import _data, _models, _train
 from quern.cli._console import err_console, say
 from quern.errors import QuernError, Stopped
 
@@ -22,6 +22,9 @@ app = typer.Typer(
 )
 app.command(epilog=_train.EXAMPLES)(_train.train)
 app.command()(_train.show)
+app.command()(_models.compact)
+app.command()(_models.export)
+app.command()(_models.bench)
 app.add_typer(_data.app, name="data")
 
 

@@ -83,6 +83,9 @@ def train(
     heal: Annotated[int, _target(help="Epochs at the end, without the penalty and with all zeros frozen.")] = 0,
     heal_lr: HealLr = None,
     heal_dropout: Annotated[bool, _target(help="Dropout while healing.")] = True,
+    compact_every: Annotated[
+        int, _target(help="Remove what died after every so many epochs with the penalty, and before healing; 0: never.")
+    ] = 0,
     optimizer: Annotated[Optimizer, _step(help="adam takes the penalty's gradient: no exact zeros.")] = "proximal-adam",
     lr: Annotated[float, _step(help="Learning rate.")] = 2e-3,
     schedule: Annotated[Schedule, _step(help="Learning rate: down to zero in the last phase, or not.")] = "cosine",
@@ -126,7 +129,19 @@ def train(
 
 
 _SETTINGS = (
-    *("epochs", "warmup", "heal", "ramp", "lr", "heal_lr", "heal_dropout", "schedule", "optimizer", "weight_decay"),
+    *(
+        "epochs",
+        "warmup",
+        "heal",
+        "ramp",
+        "lr",
+        "heal_lr",
+        "heal_dropout",
+        "compact_every",
+        "schedule",
+        "optimizer",
+        "weight_decay",
+    ),
     *("label_smoothing", "crop", "flip", "seed", "device", "precision"),
 )
 _ALLOWED_ON_RESUME = {"out", "resume", "tensorboard", "quiet", "json_"}

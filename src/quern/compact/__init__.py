@@ -52,7 +52,9 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
     _flush_(network, tol)
     device = next((p.device for p in network.parameters()), torch.device("cpu"))
     inputs = tuple(a.detach().to(device) if isinstance(a, Tensor) else a for a in inputs)
-    facts, outputs, result = read(network, [_copied(a) for a in inputs], keep_unknown)
+    if any(isinstance(a, Tensor) and a.numel() == 0 for a in inputs):
+        raise CompactionError("the example input is empty: what is constant is read off it.")
+    facts, outputs, traced = read(network, [_copied(a) for a in inputs], keep_unknown)
     kept = facts.settle()
     layers = {}
     for record in facts.records.values():
@@ -62,9 +64,25 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
     followed = [v for v in outputs if v.followed]
     dead = bool(followed) and len(followed) == len(outputs) and not any(bool(v.live.any()) for v in followed)
     found = Plan(layers, tol, dead=dead, notes=tuple(dict.fromkeys(facts.notes)))
-    before = _counts(network)
+    before, result = _counts(network), network(*[_copied(a) for a in inputs])
+    if not (network._forward_hooks or network._forward_pre_hooks):  # torch.fx does not see those
+        _compare(
+            *(traced, result, "what torch.fx sees of the network does not give its outputs"),
+            "write y = y + x in place of y += x, and leave out branches that depend on values.",
+        )
     compact_(network, found)
-    _compare(result, network(*[_copied(a) for a in inputs]))
+    try:
+        small = network(*[_copied(a) for a in inputs])
+    except (RuntimeError, ValueError, TypeError, IndexError) as reason:
+        said = str(reason).splitlines()[0].rstrip(".")
+        raise CompactionError(
+            f"the network does not run with fewer channels, which its forward counts on: {said}."
+        ) from reason
+    _compare(
+        *(result, small),
+        "the smaller network does not give the same outputs on the example",
+        "this is a mistake of quern, or the network does not give the same output for the same input.",
+    )
     after = _counts(network)
     return replace(found, parameters=(before[0], after[0]), neurons=(before[1], after[1]))
 
@@ -192,7 +210,7 @@ def _counts(model: nn.Module) -> tuple[int, int]:
     return sum(p.numel() for p in model.parameters()), neurons
 
 
-def _compare(masked: Any, small: Any) -> None:
+def _compare(masked: Any, small: Any, what: str, why: str) -> None:
     """A plan that does not give the same outputs on its own example is not handed out."""
     pairs: list[list[Tensor]] = [[], []]
     for found, result in zip(pairs, (masked, small), strict=True):
@@ -203,10 +221,7 @@ def _compare(masked: Any, small: Any) -> None:
             scale = a[finite].abs().max() if finite.any() else a.new_zeros(())
             limit = max(1e-3, 1e4 * torch.finfo(a.dtype).eps) if a.dtype != torch.float64 else 1e-8
             if a.shape != b.shape or not ((a - b)[finite].abs() <= limit * (1 + scale)).all():
-                raise CompactionError(
-                    "the smaller network does not give the same outputs on the example: this is a mistake of quern, "
-                    "or the network does not give the same output for the same input."
-                )
+                raise CompactionError(f"{what}: {why}")
 
 
 def _narrow_optimizer(

@@ -121,6 +121,8 @@ class Facts:
         rows = tensor.detach().movedim(axis, 0).reshape(parts, len(ids), -1).movedim(0, 1).cpu()
         constant = rows[:, :, 0].clone() if rows.shape[2] else rows.new_zeros(rows.shape[:2])
         found = Value(ids, axis % dims, dims, parts, live.clone(), constant, torch.zeros(len(ids), dtype=torch.bool))
+        found.live |= ~constant.isfinite().all(1)  # nothing can be said of what is not a number
+        live = found.live
         if rows.shape[2] and tensor.is_floating_point():
             still = rows[~live]
             rounding = 1e3 * torch.finfo(tensor.dtype).eps * (1 + rows.abs().max()) if len(still) else 0.0

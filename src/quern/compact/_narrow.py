@@ -119,7 +119,7 @@ def selections(layer: Any, plan: LayerPlan) -> dict[str, Select]:
     if isinstance(layer, _QRecurrent):
         return _recurrent(layer, ins, outs)
     assert isinstance(layer, qnn.QMultiheadAttention)  # its projections have plans of their own
-    per_head = layer.out_proj.weight.shape[2] // layer.num_heads
+    per_head = layer.embed_dim // 4 // layer.num_heads  # not by a projection, which may be narrow by now
     units = [head * per_head + n for head in outs for n in range(per_head)]
     return {"bias_k": _take(1, units), "bias_v": _take(1, units)}
 

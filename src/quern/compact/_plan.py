@@ -2,8 +2,10 @@
 
 import math
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from quern.errors import CompactionError
@@ -33,7 +35,7 @@ class Kept:
     def from_dict(found: Any) -> "Kept":
         _check_keys(found, {"of", "keep"})
         total = found["of"]
-        if type(total) is not int or not 0 < total < 1 << 31:
+        if type(total) is not int or not 0 < total <= 1 << 24:  # a few bytes must not take all memory
             raise CompactionError("a plan has channels of which the number is none.")
         return Kept(total, _from_ranges(found["keep"], total))
 
@@ -53,7 +55,7 @@ def _ranges(indices: Iterable[int]) -> str:
 
 
 def _from_ranges(text: Any, total: int) -> tuple[int, ...]:
-    if not isinstance(text, str) or not re.fullmatch(r"(\d{1,10}(-\d{1,10})?(,|$))*", text):
+    if not isinstance(text, str) or not re.fullmatch(r"(\d{1,10}(-\d{1,10})?(,(?=\d)|$))*", text):
         raise CompactionError("a plan has channels that are not a list such as 0-3,7.")
     found: list[int] = []
     for part in text.split(",") if text else []:
@@ -137,12 +139,14 @@ class LayerPlan:
 def _constants(found: Any, total: int) -> tuple[tuple[int, tuple[float, ...]], ...]:
     try:
         pairs = tuple((n, tuple(float(x) for x in numbers)) for n, numbers in found)
-    except (TypeError, ValueError) as reason:
+    except (TypeError, ValueError, OverflowError) as reason:
         raise CompactionError("a plan has constants that are not numbers.") from reason
     for n, numbers in pairs:
         fits = type(n) is int and 0 <= n < total and len(numbers) in (1, 4)
         if not fits or not all(math.isfinite(x) for x in numbers):
             raise CompactionError("a plan has constants for channels that are not there, or that are not finite.")
+    if any(a >= b for (a, _), (b, _) in pairwise(pairs)):
+        raise CompactionError("a plan has constants for channels that are not in order.")
     return pairs
 
 
@@ -200,8 +204,7 @@ class Plan:
         plain = (
             isinstance(layers, dict)
             and type(tol) in (int, float)
-            and math.isfinite(tol)
-            and tol >= 0
+            and 0 <= tol < math.inf
             and all(isinstance(c, list) and len(c) == 2 and all(type(n) is int for n in c) for c in counts)
             and isinstance(notes, list)
             and all(isinstance(note, str) for note in notes)
@@ -211,7 +214,7 @@ class Plan:
             raise CompactionError("this is not a plan of quern, or one of a newer version.")
         made = {name: LayerPlan.from_dict(layer) for name, layer in layers.items()}
         first, second = (tuple(c) for c in counts)
-        return Plan(made, float(tol), first, second, found.get("dead", False), tuple(notes))
+        return Plan(made, float(min(tol, sys.float_info.max)), first, second, found.get("dead", False), tuple(notes))
 
     def __str__(self) -> str:
         lines = [f"{'layer':<28}{'inputs':>12}{'outputs':>12}{'constants':>12}"]

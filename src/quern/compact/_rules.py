@@ -17,7 +17,7 @@ from torch.fx.node import map_aggregate, map_arg
 from quern import functional as F
 from quern import nn as qnn
 from quern.compact._facts import Facts, Value
-from quern.compact._narrow import pads_with_zeros
+from quern.compact._narrow import pads_with_zeros, sizes
 from quern.compact._sequences import attention, recurrent
 from quern.errors import CompactionError
 from quern.graph import (
@@ -28,15 +28,18 @@ from quern.graph import (
     JOINING_METHODS,
     POOL_FUNCTIONS,
     POOLS,
+    QUATERNION_POOLS,
     REAL_CONVOLUTIONS,
     REDUCING_METHODS,
     REDUCTIONS,
+    SIZE_METHODS,
     Tracer,
 )
 from quern.nn._conv import _QConvolution
 from quern.nn._norm import _QBatchNorm
 from quern.nn._recurrent import _QRecurrent
 
+_APART_IN_PLACE = {torch.relu_, torch.tanh_, torch.sigmoid_, "relu_", "tanh_", "sigmoid_"}
 _PRODUCTS = {operator.mul, operator.imul, torch.mul, "mul", "mul_"}
 _VIEWS = {"view", "reshape", torch.reshape}
 _AVERAGES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
@@ -95,6 +98,9 @@ class _Reader:
         self.shared = {key for key, count in counts.items() if count > 1}
 
     def follow(self, graph: fx.Graph, inputs: Sequence[Any]) -> tuple[list[Value], Any]:
+        # A parameter that the network itself looks at has to stay as it is.
+        own = [n for n in graph.nodes if n.op == "get_attr"]
+        self.shared |= {id(operator.attrgetter(str(n.target))(self.root)) for n in own}
         tensors: dict[fx.Node, Any] = {}
         known: dict[fx.Node, Any] = {}
         waiting = list(inputs)
@@ -115,26 +121,45 @@ class _Reader:
             if node.op == "get_attr":
                 tensors[node] = operator.attrgetter(str(node.target))(self.root)
                 known[node] = _unknown(tensors[node])
+                if isinstance(tensors[node], Tensor) and not tensors[node].dim():
+                    known[node] = None  # a number like any in the program
                 continue
             versions = {n: tensors[n]._version for n in node.all_input_nodes if isinstance(tensors[n], Tensor)}
             if node.op == "call_module":
                 layer = self.root.get_submodule(str(node.target))
                 tensors[node] = self._run(node, lambda: layer(*args, **kwargs))  # noqa: B023
+                self.users = node.users
                 known[node] = self._module(str(node.target), layer, facts, (args, kwargs), tensors[node])
-            else:
-                target: Any = getattr(args[0], str(node.target)) if node.op == "call_method" else node.target
-                rest = args[1:] if node.op == "call_method" else args
-                tensors[node] = self._run(node, lambda: target(*rest, **kwargs))  # noqa: B023
+            elif node.op == "call_method":
+                tensors[node] = self._run(node, lambda: getattr(args[0], str(node.target))(*args[1:], **kwargs))  # noqa: B023
                 known[node] = self._function(node, facts, (args, kwargs), tensors[node])
-            for n, version in versions.items():
-                if tensors[n]._version != version:  # changed in place: whoever looks at it later sees the result
-                    known[n] = known[node]
+            else:
+                target: Any = node.target
+                tensors[node] = self._run(node, lambda: target(*args, **kwargs))  # noqa: B023
+                known[node] = self._function(node, facts, (args, kwargs), tensors[node])
+            changed = [tensors[n] for n, version in versions.items() if tensors[n]._version != version]
+            if changed:
+                self._changed_in_place(node, changed, tensors, known, _values(facts))
         raise AssertionError("a graph ends in its output")
+
+    def _changed_in_place(
+        self, node: fx.Node, changed: list[Tensor], tensors: dict[fx.Node, Any], known: dict[fx.Node, Any], values: Any
+    ) -> None:
+        """Whoever looks at what ``node`` changed, or at another view of it, from now on sees the result."""
+        places, result = {_storage(t) for t in changed}, tensors[node]
+        for n, t in tensors.items():
+            if n is node or not isinstance(t, Tensor) or _storage(t) not in places:
+                continue
+            if isinstance(result, Tensor) and _place(t) == _place(result):
+                known[n] = known[node]
+            elif any(user not in tensors for user in n.users):
+                self.facts.whole(*_values((known[n], known[node])), *values)
+                known[n] = _unknown(t)
 
     def _run(self, node: fx.Node, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except (RuntimeError, ValueError, TypeError) as reason:
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as reason:
             said = str(reason).splitlines()[0].rstrip(".")
             raise CompactionError(f"the network does not take the example input: {said} (in {node.name}).") from reason
 
@@ -157,9 +182,9 @@ class _Reader:
 
     def _plain(self, layer: nn.Module) -> bool:
         """Whether the layer does what its class says: no hooks, no parametrizations, no parameters of others."""
-        hooks = layer._forward_hooks or layer._forward_pre_hooks
-        shared = any(id(p) in self.shared for p in layer.parameters())
-        return not hooks and not shared and not nn.utils.parametrize.is_parametrized(layer)
+        hooks = any(m._forward_hooks or m._forward_pre_hooks for m in layer.modules())
+        shared = any(id(t) in self.shared for t in (*layer.parameters(), *layer.buffers()))
+        return not hooks and not shared and not any(map(nn.utils.parametrize.is_parametrized, layer.modules()))
 
     # --------------------------------------------------------------------------------------------- modules
 
@@ -173,16 +198,19 @@ class _Reader:
         tensors: list[Tensor] = []
         map_aggregate(given, lambda a: tensors.append(a) if isinstance(a, Tensor) else None)
         if isinstance(layer, qnn.QMultiheadAttention):
-            return attention(self.facts, name, layer, facts, given, out)
+            used = any(user.target is not operator.getitem or user.args[1] != 0 for user in self.users)
+            return attention(self.facts, name, layer, facts, given, out, used)
         if isinstance(layer, qnn.QEmbedding):
             return self._embedding(name, layer, values, out)
         if not values:
             return _unknown(out)
         value, x = values[0], tensors[0] if tensors else None
         if isinstance(layer, _QRecurrent):
-            if x is None or not isinstance(out[0], Tensor):  # a packed sequence
+            value, x = _option(facts, 0, "input", None), _option(given, 0, "input", None)
+            if not isinstance(x, Tensor) or not isinstance(value, Value):  # a packed sequence
                 return self._opaque(said, values, out)
-            return recurrent(self.facts, name, layer, value, x, values[1:], out)
+            states = _values((facts[0][1:], facts[1].get("hx")))
+            return recurrent(self.facts, name, layer, value, x, states, out)
         if len(values) > 1 or x is None or (not isinstance(out, Tensor)):
             return self._opaque(said, values, out)
         if isinstance(layer, (qnn.QLinear, nn.Linear)):
@@ -197,8 +225,12 @@ class _Reader:
             return self._with_bias(name, layer, value, x, out)
         if isinstance(layer, APART_MODULES):
             return self.facts.through(said, value, out)
-        if any(isinstance(layer, kind) for kind in POOLS):
-            return self._pool(said, value, out, _weighs_padding(layer) if isinstance(layer, _AVERAGES) else False)
+        for kind, space in POOLS.items():
+            if isinstance(layer, kind):
+                if kind in QUATERNION_POOLS and value.parts != 4:
+                    return self._whole([value], out)
+                weighs = isinstance(layer, _AVERAGES) and _weighs_padding(layer)
+                return self._pool(said, value, out, space, weighs)
         if isinstance(layer, qnn.Modulus):
             return self._modulus(said, value, x, out, layer.dim)
         if isinstance(layer, nn.Flatten):
@@ -216,7 +248,7 @@ class _Reader:
 
     def _linear(self, name: str, layer: qnn.QLinear | nn.Linear, value: Value, x: Tensor, out: Tensor) -> Value:
         quaternion = isinstance(layer, qnn.QLinear)
-        parts = _parts(layer) if quaternion else (value.parts if value.axis == x.dim() - 1 else 1)
+        parts = _parts(layer) if quaternion else self._grain(layer, value, x.dim() - 1)
         value = self.facts.followed(value, x, -1, parts)
         edges = nonzero(layer.weight)
         edges = edges.any(0) if quaternion else edges.unflatten(1, (parts, -1)).any(1)
@@ -225,7 +257,7 @@ class _Reader:
     def _convolution(self, name: str, layer: Any, value: Value, x: Tensor, out: Tensor) -> Value:
         axis = x.dim() - len(layer.kernel_size) - 1
         quaternion = isinstance(layer, _QConvolution)
-        parts = _parts(layer) if quaternion else (value.parts if value.axis == axis and layer.groups == 1 else 1)
+        parts = _parts(layer) if quaternion else (self._grain(layer, value, axis) if layer.groups == 1 else 1)
         value = self.facts.followed(value, x, axis, parts)
         uneven = pads_with_zeros(layer)
         return self.facts.weighted(
@@ -242,7 +274,7 @@ class _Reader:
 
     def _batch_norm(self, name: str, layer: Any, value: Value, x: Tensor, out: Tensor) -> Value:
         quaternion = not isinstance(layer, nn.modules.batchnorm._BatchNorm)
-        parts = 4 if quaternion else (value.parts if value.axis == 1 else 1)
+        parts = 4 if quaternion else self._grain(layer, value, 1)
         value = self.facts.followed(value, x, 1, parts)
         n = len(value.live)
         scale = torch.ones(1, n) if layer.weight is None else layer.weight.reshape(-1, n)
@@ -267,9 +299,16 @@ class _Reader:
         elif layer.num_parameters == 1:
             return self.facts.through(name, value, out)
         else:
-            axis, parts = 1, value.parts if value.axis == 1 else 1
+            axis, parts = 1, self._grain(layer, value, 1)
         value = self.facts.followed(value, x, axis, parts)
         return self.facts.scaled(name, layer, value, out, torch.ones(len(value.live), dtype=torch.bool))
+
+    def _grain(self, layer: nn.Module, value: Value, axis: int) -> int:
+        """How many channels of a real layer are one unit: those of its input, or those of an earlier call."""
+        record = self.facts.records.get(layer)
+        if record is None or record.inputs is None:
+            return value.parts if value.followed and value.axis == axis else 1
+        return (sizes(layer)[0] or 1) // len(record.inputs)
 
     # ------------------------------------------------------------------------------------------- functions
 
@@ -279,29 +318,37 @@ class _Reader:
         args, kwargs = given
         if target is operator.getitem and isinstance(facts[0][0], tuple):  # one of several results
             return facts[0][0][args[1]] if isinstance(args[1], int) else self._opaque(node.name, values, out)
-        if not values or not _has_tensors(out):
-            return _unknown(out)  # sizes and such
         said = f"{node.name} ({getattr(target, '__name__', target)})"
+        if not values:
+            return _unknown(out)
+        if not _has_tensors(out):  # sizes, or a number that depends on values
+            return None if target is getattr or target in SIZE_METHODS else self._opaque(said, values, out) or Value()
+        if target is getattr and args[1] == "mT":
+            target, given, args = torch.transpose, ((args[0], -2, -1), {}), (args[0], -2, -1)
         if target is F.cat or target is torch.cat:
             return self._cat(said, target is F.cat, facts, given, out)
         if target in JOINING or target in JOINING_METHODS:
-            return self._join(said, target in _PRODUCTS, facts[0][:2], args[:2], out)
+            both = [
+                [_option(side, n, name, None) for n, name in enumerate(("input", "other"))] for side in (facts, given)
+            ]
+            return self._join(said, target in _PRODUCTS, *both, out)
         if len(values) > 1 or not isinstance(out, Tensor):
             return self._opaque(said, values, out)
         (value,), x = values, args[0] if args else next(iter(kwargs.values()))
         if not isinstance(x, Tensor):
             return self._opaque(said, values, out)
-        if target in APART_FUNCTIONS or target in APART_METHODS:
+        if target in APART_FUNCTIONS or target in APART_METHODS or target in _APART_IN_PLACE:
             return self.facts.through(said, value, out)
         if target in POOL_FUNCTIONS or target is TF.interpolate:
-            return self._pool(said, value, out, target in _AVERAGE_FUNCTIONS)
+            return self._pool(said, value, out, POOL_FUNCTIONS.get(target, (1, 2, 3)), target in _AVERAGE_FUNCTIONS)
         if target is F.modulus:
             return self._modulus(said, value, x, out, _option(given, 1, "dim", 1))
         if target in (torch.flatten, "flatten"):
             start, end = _option(given, 1, "start_dim", 0), _option(given, 2, "end_dim", -1)
             return self._flatten(said, value, x, out, start, end)
         if target in _VIEWS:
-            return self._view(said, node, value, x, out)
+            sizes = node.args[1:] or (node.kwargs.get("shape"),)
+            return self._view(said, sizes, value, x, out)
         if target in REDUCTIONS or target in REDUCING_METHODS:
             kind = target if isinstance(target, str) else target.__name__
             return self._reduced(said, kind, value, x, out, _option(given, 1, "dim", None))
@@ -313,11 +360,11 @@ class _Reader:
 
     def _join(self, said: str, product: bool, facts: Sequence[Any], given: Sequence[Any], out: Tensor) -> Value:
         """An addition or product of two tensors, or of a tensor and a number."""
-        pairs = [(v, t) for v, t in zip(facts, given, strict=True) if isinstance(t, Tensor) and t.dim()]
-        known = [(v, t) for v, t in pairs if isinstance(v, Value) and v.followed]
+        pairs = [(v, t) for v, t in zip(facts, given, strict=True) if isinstance(v, Value)]
+        known = [(v, t) for v, t in pairs if v.followed]
         if not known:
             return Value()
-        if len(pairs) == 1 and len(given) == 2:
+        if len(pairs) == 1:
             return self.facts.through(said, known[0][0], out)
         first = known[0][0]
         assert first.ids is not None
@@ -330,8 +377,8 @@ class _Reader:
         ]
         if len(alike) < len(known):
             return self._whole([v for v, _ in known], out)
-        others = [t for v, t in pairs if not (isinstance(v, Value) and v.followed)]
-        if any(t.dim() >= from_right and t.shape[-from_right] != 1 for t in others):
+        others = [t for v, t in pairs if not v.followed]  # a number that depends on values is one of them
+        if any(isinstance(t, Tensor) and t.dim() >= from_right and t.shape[-from_right] != 1 for t in others):
             self.facts.whole(*alike)  # a tensor that cannot be narrowed has a channel for each
         # What is not followed may differ from place to place.
         return self.facts.joined(said, [*alike, *(Value() for _ in others)], out, product)
@@ -356,7 +403,9 @@ class _Reader:
         self.facts.backward.append(back)
         return result
 
-    def _pool(self, said: str, value: Value, out: Tensor, weighs_padding: bool) -> Value:
+    def _pool(self, said: str, value: Value, out: Tensor, space: Sequence[int], weighs_padding: bool) -> Value:
+        if value.followed and value.dims - value.axis - 1 not in space:
+            return self._whole([value], out)  # the units themselves are pooled
         live = value.live | value.pushing if weighs_padding and value.followed else None
         return self.facts.through(said, value, out, live=live)
 
@@ -378,17 +427,19 @@ class _Reader:
         spread = out.shape[start] // x.shape[start]
         return self.facts.through(said, value, out, spread=spread)
 
-    def _view(self, said: str, node: fx.Node, value: Value, x: Tensor, out: Tensor) -> Value:
-        """A view that only joins the units' axis with those behind it, whose size the network does not spell out."""
+    def _view(self, said: str, sizes: Any, value: Value, x: Tensor, out: Tensor) -> Value:
+        """A view that leaves the units' axis as it is, or joins it with axes behind it, and does not spell its size
+        out: a number in the program, other than -1, stays when channels go."""
         if not value.followed:
             return value
-        sizes = node.args[1] if isinstance(node.args[1], (tuple, list)) else node.args[1:]
-        joins = out.dim() == value.axis + 1 and x.shape[: value.axis] == out.shape[: value.axis]
-        # A number in the program, other than -1, stays when channels go.
-        adapts = len(sizes) > value.axis and (not isinstance(sizes[value.axis], int) or sizes[value.axis] == -1)
-        if not adapts or not (joins or x.shape == out.shape):
-            return self._whole([value], out)
-        return self.facts.through(said, value, out, spread=out.shape[value.axis] // x.shape[value.axis])
+        sizes = sizes[0] if isinstance(sizes[0], (tuple, list)) else sizes
+        before, size = x.shape[: value.axis].numel(), x.shape[value.axis]
+        for axis, wanted in enumerate(sizes if len(sizes) == out.dim() else ()):
+            adapts = not isinstance(wanted, int) or wanted == -1
+            spread, rest = divmod(out.shape[axis], size)
+            if adapts and spread and not rest and out.shape[:axis].numel() == before:
+                return self.facts.through(said, value, out, axis=axis, spread=spread)
+        return self._whole([value], out)
 
     def _reduced(self, said: str, kind: str, value: Value, x: Tensor, out: Tensor, dim: Any) -> Value:
         axes = [] if dim is None else [d % x.dim() for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
@@ -412,8 +463,13 @@ class _Reader:
             else target(probe, *args[1:], **kwargs)
         )
         axis = list(moved.shape).index(2)
-        if "squeeze" in said and out.dim() != moved.dim():  # squeeze() without an axis depends on the sizes
-            return self._whole([value], out)
+        if target in ("squeeze", torch.squeeze):
+            if out.dim() != moved.dim():  # squeeze() without an axis depends on the sizes
+                return self._whole([value], out)
+            dim = _option(given, 1, "dim", None)
+            if value.parts == 1 and (dim is None or dim % x.dim() == value.axis):
+                assert value.ids is not None
+                self.facts.pin(value.ids)  # the last channel would be squeezed away
         return self.facts.through(said, value, out, axis=axis)
 
     def _indexed(self, said: str, value: Value, x: Tensor, index: Any, out: Tensor) -> Value:
@@ -454,6 +510,14 @@ def _unknown(result: Any) -> Any:
 
 def _has_tensors(result: Any) -> bool:
     return isinstance(result, Tensor) or (isinstance(result, (tuple, list)) and any(map(_has_tensors, result)))
+
+
+def _storage(t: Tensor) -> int:
+    return t.untyped_storage().data_ptr()
+
+
+def _place(t: Tensor) -> tuple[Any, ...]:
+    return t.data_ptr(), t.shape, t.stride()
 
 
 def _option(given: Any, place: int, name: str, default: Any) -> Any:

@@ -91,12 +91,16 @@ def recurrent(
     return output, tuple(final) if isinstance(out[1], tuple) else final[0]
 
 
-def attention(facts: Facts, name: str, layer: qnn.QMultiheadAttention, known: Any, given: Any, out: Any) -> Any:
+def attention(
+    facts: Facts, name: str, layer: qnn.QMultiheadAttention, known: Any, given: Any, out: Any, weights_used: bool
+) -> Any:
     """Whole heads go: within one, the scale of the scores depends on its width."""
     names = ("query", "key", "value")
     values = dict(zip(names, known[0], strict=False)) | {k: v for k, v in known[1].items() if k in names}
     tensors = dict(zip(names, given[0], strict=False)) | {k: v for k, v in given[1].items() if k in names}
     masks = [m for m in (*given[0][3:], *(v for k, v in given[1].items() if "mask" in k)) if isinstance(m, Tensor)]
+    facts.whole(*(m for m in (*known[0][3:], *(v for k, v in known[1].items() if "mask" in k)) if isinstance(m, Value)))
+    weights_used = weights_used and out[1] is not None
     projections = {"query": layer.q_proj, "key": layer.k_proj, "value": layer.v_proj}
     wide = layer.out_proj.weight.shape[2]
     made: dict[str, Value] = {}
@@ -114,7 +118,7 @@ def attention(facts: Facts, name: str, layer: qnn.QMultiheadAttention, known: An
     for side in (q, k, v):
         assert side.ids is not None
         facts.tie(side.ids, ids)
-    if masks or out[1] is not None:
+    if masks or weights_used:
         # Masks and returned weights may have an axis of heads, and an average over heads has to be of all of them.
         facts.pin(record.outputs)
     mixed = Value(ids, v.axis, v.dims, 4)
@@ -127,9 +131,9 @@ def attention(facts: Facts, name: str, layer: qnn.QMultiheadAttention, known: An
     weights = Value() if out[1] is not None else None
 
     def back() -> None:
-        needed = mixed.needed | (torch.ones_like(mixed.needed) if out[1] is not None else False)
-        v.need(needed)
-        heads = needed.view(layer.num_heads, -1).any(1).repeat_interleave(per_head)
+        v.need(mixed.needed)
+        heads = mixed.needed.view(layer.num_heads, -1).any(1).repeat_interleave(per_head)
+        heads |= weights_used
         q.need(heads)
         k.need(heads)
 

@@ -7,6 +7,7 @@ split into training, validation and test images; normalisation happens per batch
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,6 +64,17 @@ class ImageSet:
         """Channels, height and width of an image."""
         _, channels, height, width = self.train.pixels.shape
         return channels, height, width
+
+    def about(self) -> dict[str, Any]:
+        """What a network trained on these images takes and gives, as plain JSON."""
+        return {
+            "name": self.name,
+            "shape": list(self.shape),
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "top": self.top,
+            "classes": list(self.classes),
+        }
 
     def normalize(self, pixels: UInt8[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
         """``(pixels / top - mean) / std`` in float32, channels last."""

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from quern import checkpoint
+from quern import checkpoint, io
+from quern.compact import Plan, compact_, plan
 from quern.data import ImageSet
 from quern.distributed import Team, team
 from quern.errors import Stopped, TrainingError
@@ -74,9 +75,9 @@ def fit(
     The best epoch is the one of highest validation accuracy in the last phase; if that phase is grinding, where every
     epoch has more zeros than the one before, it is the last one. The test images are looked at once, at the end.
 
-    With ``out`` the folder gets, after every epoch, ``last.safetensors`` (all that is needed to go on), the best
-    network as ``best.safetensors`` and ``history.jsonl``; at the end ``result.json``. ``resume`` goes on from there, or
-    begins if no epoch was finished.
+    With ``out`` the folder gets, after every epoch, ``last.safetensors`` (all that is needed to go on),
+    ``best.safetensors`` (the best weights so far) and ``history.jsonl``; at the end ``result.json`` and the network as
+    ``model.safetensors``, for :func:`quern.io.load`. ``resume`` goes on from there, or begins if no epoch was finished.
     Under torchrun the processes share each batch, by DistributedDataParallel.
     """
     try:
@@ -95,7 +96,10 @@ def fit(
 
 
 class _Run:
-    """A training in progress. All that changes is in ``model``, ``optimizer``, ``frozen`` and ``state``."""
+    """A training in progress. All that changes is in ``model``, ``optimizer``, ``frozen`` and ``state``.
+
+    ``whole`` is what the network was at first: shares of zeros are shares of that, also after compaction.
+    """
 
     def __init__(
         self,
@@ -119,10 +123,15 @@ class _Run:
         self.steps = len(data.train) // settings.batch
         self.device = device
         self.optimizer = _optimizer(model, settings)
+        self.example = data.normalize(data.train.pixels[:2].to(device))
+        self.whole = measure(model, self.example)
+        if settings.compact_every:
+            plan(model, self.example)  # a network that cannot be compacted says so now, not after hours
+        self.parallel: nn.Module = model
         self.frozen: FrozenZeros | None = None
         # Plain values, so that they are saved as they are. `epoch` and `step` are the next ones to do.
         self.state: dict[str, Any] = {"epoch": 0, "step": 0, "loss": 0.0, "seconds": 0.0, "history": [], "best": None}
-        self.state["processes"] = crew.size
+        self.state |= {"processes": crew.size, "plan": None}
         self.best: dict[str, Tensor] | None = None  # the best network, where this process has seen it
         self.stop_signal: int | None = None
 
@@ -132,14 +141,13 @@ class _Run:
             self._prepare_folder(resume)
             if self.crew.from_leader(resume and self.out is not None and (self.out / "last.safetensors").exists()):
                 self._restore()
-            parallel = DistributedDataParallel(self.model) if self.crew.size > 1 else self.model
-            parallel.train()
+            self._wrap()
             for watcher in self.watchers:
                 watcher.start(self.settings, self.state["epoch"], self.steps)
                 started.append(watcher)
             with self._signals():
                 while self.state["epoch"] < self.settings.total:
-                    self._epoch(parallel)
+                    self._epoch()
             return self._finish()
         except RuntimeError as reason:
             if self.crew.size > 1 and any(word in str(reason) for word in ("gloo", "NCCL", "Connection", "peer")):
@@ -153,17 +161,31 @@ class _Run:
             for watcher in started:
                 watcher.end()
 
-    def _epoch(self, parallel: nn.Module) -> None:
+    def _wrap(self) -> None:
+        self.parallel = DistributedDataParallel(self.model) if self.crew.size > 1 else self.model
+        self.parallel.train()
+
+    def _compact(self) -> None:
+        """Remove from the network, and from the optimizer's state, what died."""
+        found = self.crew.from_leader(plan(self.model, self.example) if self.crew.leads else None)
+        compact_(self.model, found, self.optimizer)
+        before = self.state["plan"]
+        self.state["plan"] = (Plan.from_dict(before).then(found) if before else found).structure().to_dict()
+
+    def _epoch(self) -> None:
         settings, state, started = self.settings, self.state, time.perf_counter()
         epoch, before = state["epoch"], state["seconds"]
         phase, place, _ = settings.phase(epoch)
+        if state["step"] == 0 and settings.compacts_before(epoch):
+            self._compact()
+            self._wrap()
         if phase == "heal" and self.frozen is None:
             self.frozen = freeze_zeros(self.model)
         self._set_dropout(phase)
         generator = torch.Generator().manual_seed(derived_seed(settings.seed, "order", epoch))
         order = torch.randperm(len(self.data.train), generator=generator)
         while state["step"] < self.steps:
-            self._step(parallel, epoch, state["step"], order, phase)
+            self._step(epoch, state["step"], order, phase)
             state["step"] += 1
             state["seconds"] = before + time.perf_counter() - started
             if self._must_stop():
@@ -176,7 +198,7 @@ class _Run:
         self.crew.equalize_buffers(self.model)
         val_loss, val_accuracy = evaluate(self.model, self.data.val, self.data.normalize, self.crew)
         self._check_health(epoch)
-        found = measure(self.model)
+        found = measure(self.model).within(self.whole)
         line = {
             "epoch": epoch + 1,
             "phase": phase,
@@ -190,6 +212,7 @@ class _Run:
             "quaternion_sparsity": found.quaternion_sparsity,
             "neuron_sparsity": found.neuron_sparsity,
             "neurons_left": found.neurons_left,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
             "seconds": before + time.perf_counter() - started,
             "images_per_second": self.steps * settings.batch / state["seconds"],
             "peak_memory_mb": _peak_memory_mb(self.device),
@@ -205,7 +228,7 @@ class _Run:
         for watcher in self.watchers:
             watcher.epoch(line)
 
-    def _step(self, parallel: nn.Module, epoch: int, step: int, order: Tensor, phase: Phase) -> None:
+    def _step(self, epoch: int, step: int, order: Tensor, phase: Phase) -> None:
         settings, train = self.settings, self.data.train
         chosen = order[step * settings.batch : (step + 1) * settings.batch]
         mine = self.crew.share(settings.batch)
@@ -221,7 +244,7 @@ class _Run:
         self.optimizer.zero_grad(set_to_none=True)
         precision = getattr(torch, settings.precision)
         with torch.autocast(self.device.type, precision) if precision != torch.float32 else nullcontext():
-            scores = parallel(x)
+            scores = self.parallel(x)
         # Gradients are averaged over processes; this makes the average that of the whole batch for any shares of it.
         share = self.crew.size * len(labels) / settings.batch
         loss = share * F.cross_entropy(scores.float(), labels, label_smoothing=settings.label_smoothing)
@@ -248,6 +271,8 @@ class _Run:
 
     def _penalty(self) -> float:
         with torch.no_grad():
+            if isinstance(self.optimizer, (ProximalAdam, ProximalSGD)):
+                return float(self.optimizer.penalty())
             return float(self.settings.penalty(self.model)) if self.settings.penalty else 0.0
 
     def _check_health(self, epoch: int) -> None:
@@ -271,19 +296,23 @@ class _Run:
             self.best = {name.removeprefix("model."): t for name, t in tensors.items()}
         self.model.load_state_dict(self.crew.from_leader(self.best if self.crew.leads else None))
         self.model.eval()
+        if self.settings.compact_every:
+            self._compact()
         test_loss, test_accuracy = evaluate(self.model, self.data.test, self.data.normalize, self.crew)
         history, best = self.state["history"], self.state["best"]
-        example = self.data.normalize(self.data.test.pixels[:1].to(self.device))
         result = Result(
             history=tuple(history),
             best_epoch=best["epoch"],
             val_accuracy=best["val_accuracy"],
             test_accuracy=test_accuracy,
             test_loss=test_loss,
-            sparsity=measure(self.model, example),
+            sparsity=measure(self.model, self.example).within(self.whole),
             seconds=sum(line["seconds"] for line in history),
         )
         if self.out is not None and self.crew.leads:
+            with self._writing("model.safetensors"):
+                about = {"test_accuracy": test_accuracy, "val_accuracy": best["val_accuracy"]}
+                io.save(self.model, self.out / "model.safetensors", metrics=about, images=self.data.about())
             with self._writing("result.json"):
                 self._write_history()  # killed right after the last checkpoint, it may lack a line
                 write_text(self.out / "result.json", json.dumps(result.to_dict(), indent=1))
@@ -350,6 +379,8 @@ class _Run:
         def part(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
+        if state["plan"] is not None:
+            compact_(self.model, Plan.from_dict(state["plan"]), self.optimizer)
         try:
             self.model.load_state_dict(part("model."))
         except RuntimeError as reason:

@@ -1,0 +1,120 @@
+"""ONNX: a file that any runtime can run, checked against the network before it gets its name."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quern import __version__
+from quern.export._program import ExportReport, Pixels, Program, first_line, quiet, writing
+from quern.export._real import ExportError
+
+__all__ = ["accuracy", "to_onnx"]
+
+
+@contextlib.contextmanager
+def needs_onnx() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as reason:
+        raise ExportError(
+            f"ONNX needs packages that are not installed ({first_line(reason)}): pip install 'quern[onnx]'."
+        ) from reason
+
+
+def to_onnx(
+    model: nn.Module,
+    path: Path | str,
+    example: Tensor,
+    *,
+    pixels: Pixels | None = None,
+    opset: int | None = None,
+) -> ExportReport:
+    """Write the real form of ``model`` as ONNX: ``image`` in, ``scores`` out (``scores_0``... if there are several).
+
+    It takes batches of any size and has its weights in the one file. ``example`` is some input of the network (raw
+    images with ``pixels``), on which onnxruntime must give the scores that ``model.eval()`` gives, up to rounding.
+    """
+    with needs_onnx(), quiet():
+        import onnx
+        import onnxscript  # noqa: F401, what torch writes ONNX with
+    path, program = Path(path), Program(model, example, pixels)
+    exported, count = program.exported(), len(program.outputs)
+    with writing(path) as temporary:
+        try:
+            with quiet():
+                written = torch.onnx.export(
+                    exported,
+                    input_names=["image"],
+                    output_names=["scores"] if count == 1 else [f"scores_{n}" for n in range(count)],
+                    opset_version=opset,
+                    dynamo=True,
+                    verbose=False,
+                )
+                assert written is not None
+                onnx.save(_tidied(written.model_proto), str(temporary))
+                onnx.checker.check_model(str(temporary), full_check=True)
+        except Exception as reason:  # of torch, onnxscript and onnx
+            raise ExportError(f"the network cannot be written as ONNX: {first_line(reason)}.") from reason
+        session = open_session(temporary)
+        difference, sizes = program.compare(lambda x: run(session, x))
+    return ExportReport(path, path.stat().st_size, difference, sizes)
+
+
+def _tidied(model: Any) -> Any:
+    """Without the exporter's notes, which tell of the files on this machine; and the batch is called that."""
+    graph = model.graph
+    (image, *_) = graph.input
+    batch = image.type.tensor_type.shape.dim[0].dim_param
+    for value in (*graph.input, *graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if batch and dim.dim_param == batch:
+                dim.dim_param = "batch"
+    del graph.value_info[:]
+    for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.initializer, *model.functions):
+        part.doc_string = ""
+        del part.metadata_props[:]
+    model.producer_name, model.producer_version = "quern", __version__
+    return model
+
+
+def open_session(path: Path, threads: int | None = None) -> Any:
+    """The ONNX file in onnxruntime, on ``threads`` threads of the CPU (as many as it likes if None)."""
+    with needs_onnx(), quiet():
+        import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as reason:  # onnxruntime has an exception for every way to fail
+        raise ExportError(f"onnxruntime cannot read {path}: {first_line(reason)}.") from reason
+
+
+def run(session: Any, x: Tensor) -> list[Tensor]:
+    """The outputs for one batch."""
+    (image, *_) = session.get_inputs()
+    try:
+        found = session.run(None, {image.name: x.contiguous().cpu().numpy()})
+    except Exception as reason:
+        raise ExportError(
+            f"the ONNX file takes {image.type} of shape {tuple(image.shape)}, but was given {tuple(x.shape)} of "
+            f"{str(x.dtype).removeprefix('torch.')}: {first_line(reason)}."
+        ) from reason
+    return [torch.from_numpy(y) for y in found]
+
+
+def accuracy(
+    path: Path | str, images: Tensor, labels: Tensor, *, threads: int | None = None, batch: int = 500
+) -> float:
+    """The share of ``images`` whose largest score, by the ONNX file, is that of their label."""
+    if not len(labels) or len(images) != len(labels):
+        raise ExportError(f"there are {len(images)} images and {len(labels)} labels, but each image needs a label.")
+    session = open_session(Path(path), threads)
+    parts = zip(images.split(batch), labels.split(batch), strict=True)
+    right = sum(int((run(session, x)[0].argmax(1) == y.cpu()).sum()) for x, y in parts)
+    return right / len(labels)

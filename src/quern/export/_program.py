@@ -1,0 +1,196 @@
+"""What every file of a network needs: raw images in, any batch size, a comparison with the network it came from."""
+
+import contextlib
+import copy
+import io
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from quern.export._real import ExportError, to_real
+from quern.files import replacing
+
+__all__ = ["ExportReport", "Pixels", "Program", "to_pt2"]
+
+# Rounding in float32, summed over the layers, relative to the largest score; what is beyond it is a mistake.
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """How raw images become what the network was trained on: ``(pixels / top - mean) / std`` for each channel.
+
+    A file made with it takes images ``(batch, channels, height, width)``: bytes from 0 to ``top``, or with "float32"
+    numbers from 0 to 1.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    dtype: Literal["uint8", "float32"] = "uint8"
+    top: int = 255
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std) or not self.mean or min(self.std) <= 0 or self.top <= 0:
+            raise ExportError("Pixels needs a mean and a positive std for each channel, and a positive top.")
+        if self.dtype not in ("uint8", "float32"):
+            raise ExportError(f"the dtype of Pixels is {self.dtype}, but must be uint8 or float32.")
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """A file that was written, and the largest difference from the network's scores relative to the largest score."""
+
+    path: Path
+    bytes: int
+    difference: float
+    batches: tuple[int, ...]
+
+
+class _Raw(nn.Module):
+    """``network`` behind the normalisation of pixels, in the order of operations of ``ImageSet.normalize``."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, network: nn.Module, pixels: Pixels, like: Tensor) -> None:
+        super().__init__()
+        self.network = network
+        mean, std = (torch.tensor(v, device=like.device).view(1, -1, 1, 1) for v in (pixels.mean, pixels.std))
+        top = pixels.top if pixels.dtype == "uint8" else 1
+        self.register_buffer("scale", (1 / (top * std)).to(like.dtype))
+        self.register_buffer("shift", (mean / std).to(like.dtype))
+
+    def forward(self, image: Tensor) -> Any:
+        return self.network(image.to(self.scale.dtype) * self.scale - self.shift)
+
+
+class Program:
+    """The real form of ``model`` ready to be written, with the outputs it must have.
+
+    ``example`` is an input of the network as it is (of a batch, the first axis); with ``pixels``, raw images.
+    """
+
+    def __init__(self, model: nn.Module, example: Tensor, pixels: Pixels | None) -> None:
+        if example.dim() == 0 or not len(example):
+            raise ExportError(f"the example must be a batch of inputs, but its shape is {tuple(example.shape)}.")
+        source, network = copy.deepcopy(model).eval(), to_real(model)
+        if pixels is not None:
+            if str(example.dtype) != f"torch.{pixels.dtype}" or example.shape[1:2] != (len(pixels.mean),):
+                raise ExportError(
+                    f"the example must be raw images (batch, {len(pixels.mean)}, height, width) of {pixels.dtype}, "
+                    f"but it is {tuple(example.shape)} of {str(example.dtype).removeprefix('torch.')}."
+                )
+            like = next((p for p in source.parameters() if p.is_floating_point()), torch.empty(0))
+            source, network = (_Raw(m, pixels, like).eval() for m in (source, network))
+        self.source, self.network, self.example = source, network, example.detach()
+        self.outputs = self._run(self.example)
+        if not all(bool(t.isfinite().all()) for t in self.outputs):
+            raise ExportError(
+                "what the network gives for the example is not finite, so a file of it cannot be checked."
+            )
+
+    @torch.no_grad()
+    def _run(self, x: Tensor) -> list[Tensor]:
+        try:
+            found = self.source(x.clone())  # a layer that works in place may be the first
+        except Exception as reason:  # whatever a network says to an input that is not its own
+            shape = tuple(x.shape)
+            raise ExportError(f"the network does not take an input of shape {shape}: {first_line(reason)}.") from reason
+        outputs = [found] if isinstance(found, Tensor) else found
+        if not isinstance(outputs, list | tuple) or not all(isinstance(t, Tensor) for t in outputs):
+            raise ExportError("the network must return a tensor or several, or it cannot be written to a file.")
+        return list(outputs)
+
+    def exported(self) -> torch.export.ExportedProgram:
+        """The network as ``torch.export`` has it, for batches of any size."""
+        # A batch of one would be taken for a size that never changes.
+        several = self.example if len(self.example) > 1 else torch.cat([self.example] * 2)
+        sizes = ({0: torch.export.Dim("batch", min=1, max=1 << 20)},)
+        try:
+            with quiet(), torch.no_grad():
+                return torch.export.export(self.network, (several,), dynamic_shapes=sizes)
+        except Exception as reason:  # torch has many ways to say what it cannot trace
+            raise ExportError(f"the network cannot be exported for batches of any size: {first_line(reason)}.") from reason
+
+    def compare(self, run: Callable[[Tensor], Sequence[Tensor]]) -> tuple[float, tuple[int, ...]]:
+        """The largest difference of what ``run`` computes, an error if it is more than rounding; and with which batch
+        sizes."""
+        worst, sizes = 0.0, tuple(sorted({n for n in (1, 3, len(self.example)) if n <= len(self.example)}))
+        for n in sizes:
+            part = self.example[:n]
+            wanted = self.outputs if n == len(self.example) else self._run(part)
+            found = run(part)
+            for a, b in zip(found, wanted, strict=True):
+                if a.shape != b.shape:
+                    raise ExportError(f"the exported network gives {tuple(a.shape)} and not {tuple(b.shape)}.")
+                if b.numel():
+                    gap = (a.double() - b.double()).abs().max() / b.double().abs().max().clamp_min(1e-30)
+                    worst = max(worst, float(gap.nan_to_num(torch.inf)))
+            if worst > TOLERANCE:
+                raise ExportError(
+                    f"the exported network does not compute the same: its scores differ by {worst:.2g} of the largest."
+                )
+        return worst, sizes
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """As ``quern.files.replacing``, with one sentence if it cannot be done."""
+    try:
+        with replacing(path) as temporary:
+            yield temporary
+    except OSError as reason:
+        raise ExportError(f"{path} cannot be written: {reason.strerror or reason}.") from reason
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without what exporters tell along the way: their errors say what matters."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def first_line(reason: BaseException) -> str:
+    """What the first of a chain of errors says, without colours."""
+    while reason.__cause__ is not None:
+        reason = reason.__cause__
+    lines = [line.strip() for line in re.sub("\x1b\\[[0-9;]*m", "", str(reason)).splitlines() if line.strip()]
+    return (lines[0] if lines else type(reason).__name__).rstrip(".:")
+
+
+def to_pt2(model: nn.Module, path: Path | str, example: Tensor, *, pixels: Pixels | None = None) -> ExportReport:
+    """Write the real form of ``model`` as a file for ``torch.export.load``, which needs no quern to run it.
+
+    It takes batches of any size. ``example`` is some input of the network (raw images with ``pixels``), on which the
+    file is read again and compared before it gets its name.
+    """
+    path, program = Path(path), Program(model, example, pixels)
+    file = io.BytesIO()
+    exported = program.exported()
+    with quiet():
+        torch.export.save(exported, file)
+        file.seek(0)
+        again = torch.export.load(file).module()
+
+    def run(x: Tensor) -> list[Tensor]:
+        with torch.no_grad():
+            found = again(x)
+        return [found] if isinstance(found, Tensor) else list(found)
+
+    difference, sizes = program.compare(run)
+    with writing(path) as temporary:
+        temporary.write_bytes(file.getvalue())
+    return ExportReport(path, path.stat().st_size, difference, sizes)

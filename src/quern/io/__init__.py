@@ -1,0 +1,162 @@
+"""A network as one file: its tensors, and how to build it, in the safetensors format.
+
+The header holds JSON in place of code: the name of a builder in ``quern.models`` with its arguments, the steps done to
+the network since (compaction, folding), and what the user wants to know of it later. A file is read by building the
+network anew, doing the same steps to it and putting the tensors in, so reading a stranger's file runs nothing of his.
+
+Every file carries the SHA-256 of all its bytes. A file that was changed anywhere since it was saved, by a single bit
+or by many, raises :class:`quern.errors.FileError`; so does one that was made to deceive, before any memory is taken
+for what it claims to hold.
+"""
+
+import json
+import os
+from io import BufferedIOBase
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as tensors_of
+from safetensors.torch import save as bytes_of
+from torch import Tensor, nn
+
+from quern.files import replacing
+from quern.io._header import FORMAT, HEADER_BYTES, checksum, plain, read_head, sealed
+from quern.io._structure import compare, network_of, replay, source_of, state_of
+from quern.io._wrong import Wrong, damaged, opened, sentences, short
+
+__all__ = ["describe", "load", "replay", "save"]
+
+
+def save(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    metrics: dict[str, Any] | None = None,
+    images: dict[str, Any] | None = None,
+) -> None:
+    """Write all parameters and buffers of ``model`` to ``path``, with how it was built.
+
+    A network from ``quern.models``, compacted or folded or not, can be read without building one. A network of your
+    own, or one that was changed by hand since it was built, needs a freshly built one to be read into. ``metrics`` are
+    any plain JSON. ``images`` say what the network takes and gives: ``shape`` [channels, height, width], ``mean`` and
+    ``std`` per channel, ``classes`` their names; other entries are kept too.
+    """
+    path = Path(path)
+    with sentences(path, "written"):
+        if path.exists() and not path.is_file():
+            raise Wrong("is not a regular file, so it is not replaced: choose another name")
+        content = _content(model, metrics or {}, images)
+        with replacing(path) as temporary:
+            temporary.write_bytes(content)
+
+
+def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
+    """The network that :func:`save` wrote to ``path``, in eval mode, each tensor equal bit for bit.
+
+    ``model`` is a freshly built network to take in place of quern's own; a file of a network of your own needs it. It
+    is not changed: the result is a copy, to which the steps of the file were done (those that ``model`` has not had).
+    """
+    path = Path(path)
+    with sentences(path, "read"), opened(path) as (file, size):
+        return _load(file, size, model)
+
+
+def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What the file says of itself: ``builder`` (None for a network of the user's own), ``arguments``, ``steps``,
+    ``metrics``, ``images`` and ``parameters`` (how many numbers), with its ``bytes``. Reads the header only, so a
+    damaged tensor goes unseen."""
+    path = Path(path)
+    with sentences(path, "read"), opened(path) as (file, size):
+        return {**read_head(file, size).about, "bytes": size}
+
+
+def _load(file: BufferedIOBase, size: int, model: nn.Module | None = None) -> nn.Module:
+    """Nothing of the size of the tensors is allocated before header, checksum and network are known to agree."""
+    head = read_head(file, size)
+    if checksum(head, file) != head.sha256:
+        raise damaged("its checksum is wrong, so it was changed after it was saved")
+    network = network_of(head.about, model)
+    compare(head.tensors, network, model)
+    file.seek(0)
+    content = file.read(size)
+    if len(content) < size or not content.startswith(head.raw):
+        raise damaged("it was changed while it was read")
+    try:
+        _put(network, tensors_of(content))
+    except (SafetensorError, RuntimeError) as reason:  # RuntimeError: how torch says that memory does not suffice
+        raise Wrong(f"cannot be put into the network: {short(reason)}") from reason
+    return network.eval()
+
+
+def _put(network: nn.Module, tensors: dict[str, Tensor]) -> None:
+    state = state_of(network)
+    if any(t.is_meta for t in state.values()):
+        made: dict[int, Tensor] = {}  # one for each tensor, so that a shared one stays shared
+        for name, old in state.items():
+            if id(old) not in made:
+                new = _laid_out(old, tensors[name])
+                made[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+        network.load_state_dict({name: made[id(old)] for name, old in state.items()}, assign=True)
+    else:
+        network.load_state_dict(tensors)
+    for name, value in state_of(network).items():
+        if not torch.equal(_bits(value), _bits(tensors[name])):  # as in a file that gives one shared tensor two values
+            raise Wrong(f"does not fit the network: {short(name)} cannot take its values")
+    if any(t.is_meta for t in (*network.parameters(), *network.buffers())):
+        raise Wrong("does not hold all tensors of the network: build it on the CPU and give it to load")
+
+
+def _laid_out(like: Tensor, value: Tensor) -> Tensor:
+    """``value`` in the memory layout of ``like``. Not by empty_like, which forgets it where an axis has size 1."""
+    span = 1 + sum((n - 1) * step for n, step in zip(like.shape, like.stride(), strict=True))
+    dense = span == like.numel()
+    empty = torch.empty_strided(like.shape, like.stride(), dtype=value.dtype) if dense else torch.empty_like(value)
+    return empty.copy_(value)
+
+
+def _bits(value: Tensor) -> Tensor:
+    """The bytes of a tensor: NaN equals itself there, and 0 does not equal -0."""
+    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _content(model: nn.Module, metrics: dict[str, Any], images: dict[str, Any] | None) -> bytes:
+    """The bytes of the file, which was read back as far as its header."""
+    state = state_of(model)
+    for name, value in state.items():
+        if value.is_meta:
+            raise Wrong(f"cannot hold {short(name)}, which is on the meta device and has no values")
+    source = source_of(model)
+    about = {
+        "format": FORMAT,
+        "builder": source.builder,
+        "arguments": source.arguments,
+        "steps": _checked("steps", list(source.steps)),
+        "metrics": {key: _checked(f"metrics[{key!r}]", value) for key, value in _checked_keys(metrics).items()},
+        "images": _checked("images", images),
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+    # Copies, because safetensors refuses tensors that share memory.
+    tensors = {
+        name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, value in state.items()
+    }
+    try:
+        content = bytes_of(tensors, {"quern": json.dumps(about)})
+    except (SafetensorError, ValueError) as reason:
+        raise Wrong(f"cannot hold this network: {short(reason)}") from reason
+    if int.from_bytes(content[:8], "little") > HEADER_BYTES:
+        raise Wrong(f"cannot hold this network: names, steps and metrics take more than {HEADER_BYTES >> 20} MB")
+    return sealed(content)
+
+
+def _checked(name: str, value: Any) -> Any:
+    try:
+        return plain(value, 2)
+    except (ValueError, RecursionError) as reason:
+        raise Wrong(f"cannot hold {short(name)}, which must be plain JSON: {short(reason)}") from reason
+
+
+def _checked_keys(metrics: dict[str, Any]) -> dict[str, Any]:
+    return dict(zip(_checked("the names of the metrics", dict.fromkeys(metrics)), metrics.values(), strict=True))

@@ -1,0 +1,49 @@
+"""``python -m quern.peak MODEL BATCH``: load a model, run it once, print the most memory this process ever took.
+
+A process of its own, because memory once taken is not given back. Torch is not imported for an ONNX file: whoever runs
+one does without it.
+"""
+
+import sys
+from pathlib import Path
+
+__all__ = ["peak_bytes"]
+
+
+def peak_bytes() -> int:
+    """The most resident memory of this process so far."""
+    try:
+        # Not ru_maxrss: on Linux that starts at what the process that started this one had.
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _run(path: str, batch: int) -> None:
+    if path.endswith(".onnx"):
+        import numpy as np
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        (taken,) = session.get_inputs()
+        kind = np.uint8 if "uint8" in taken.type else np.float32
+        session.run(None, {taken.name: np.zeros((batch, *taken.shape[1:]), kind)})
+        return
+    import torch
+
+    from quern import io
+
+    network = io.load(path)
+    with torch.inference_mode():
+        network(torch.zeros(batch, *io.describe(path)["images"]["shape"]))
+
+
+if __name__ == "__main__":
+    _run(sys.argv[1], int(sys.argv[2]))
+    print(peak_bytes())
