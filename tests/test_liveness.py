@@ -945,7 +945,7 @@ def test_a_forward_that_cannot_be_traced_leaves_the_layers_own_zeros() -> None:
     layer(model, "table").weight.data[..., 1] = 0
     found = liveness(model)
     assert len(found.notes) == 1
-    assert "could not be traced" in found.notes[0]
+    assert "cannot be traced" in found.notes[0]
     alive = {name: alive.tolist() for name, alive in found.alive.items()}
     assert alive == {"one": [True, False, True], "rnn": [True] * 6, "last": [False] * 3, "table": [True, False]}
 

@@ -371,4 +371,4 @@ def test_notes_are_printed_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in str(found)
     named = measure(nn.ModuleDict({"[bold]": qnn.QLinear(4, 4)}))
     assert "[bold] QLinear" in str(named)
-    assert "could not be traced" in " ".join(str(measure(untraceable())).split())
+    assert "cannot be traced" in " ".join(str(measure(untraceable())).split())

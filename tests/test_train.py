@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from quern import checkpoint, models
+from quern import checkpoint, io, models
 from quern import nn as qnn
 from quern.data import Images, ImageSet, digits
 from quern.distributed import Team
-from quern.errors import TrainingError
+from quern.errors import CompactionError, TrainingError
 from quern.penalties import L1, RQ, RQL, GammaL1
 from quern.train import Result, Settings, augment, derived_seed, evaluate, fit
 
@@ -56,12 +56,71 @@ def test_a_run_has_its_phases_zeros_files_and_result(images: ImageSet, tmp_path:
     assert result.best_epoch in (6, 7)
     assert result.val_accuracy == max(line["val_accuracy"] for line in history[5:])
     files = sorted(p.name for p in (tmp_path / "run").iterdir())
-    assert files == ["best.safetensors", "history.jsonl", "last.safetensors", "result.json"]
+    assert files == ["best.safetensors", "history.jsonl", "last.safetensors", "model.safetensors", "result.json"]
     lines = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
     assert lines == list(history)
     assert Result.from_dict(json.loads((tmp_path / "run" / "result.json").read_text())) == result
     tensors, _ = checkpoint.load(tmp_path / "run" / "best.safetensors")
     torch.testing.assert_close({k.removeprefix("model."): v for k, v in tensors.items()}, dict(model.state_dict()))
+    loaded = io.load(tmp_path / "run" / "model.safetensors")
+    torch.testing.assert_close(loaded(images.normalize(images.test.pixels)), scores, rtol=0, atol=0)
+    about = io.describe(tmp_path / "run" / "model.safetensors")
+    assert about["metrics"]["test_accuracy"] == result.test_accuracy
+    assert about["images"]["shape"] == [1, 8, 8]
+
+
+COMPACTING = Settings(
+    epochs=5, heal=2, penalty=GammaL1(8.0, with_beta=True), batch=32, lr=1e-2, ramp=0.0, compact_every=2
+)
+
+
+@pytest.mark.parametrize("optimizer", ["proximal-adam", "proximal-sgd"])
+def test_what_dies_is_removed_while_training(images: ImageSet, tmp_path: Path, optimizer: Any) -> None:
+    settings = dataclasses.replace(COMPACTING, optimizer=optimizer, lr=1e-2 if optimizer == "proximal-adam" else 1e-1)
+    model = build(norm="after_conv")
+    before = sum(p.numel() for p in model.parameters())
+    result = fit(model, images, settings, tmp_path)
+    sizes = [line["parameters"] for line in result.history]
+    assert sizes[0] == sizes[1] == before
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(p.numel() for p in model.parameters()) == sizes[-1] < before
+    left = [line["neurons_left"] for line in result.history]
+    assert left[-1] == result.sparsity.neurons_left < result.sparsity.neurons == 14
+    assert result.sparsity.parameters == before
+    assert 0 < result.history[-1]["neuron_sparsity"] == result.sparsity.neuron_sparsity
+    small = io.load(tmp_path / "model.safetensors")
+    x = images.normalize(images.test.pixels)
+    torch.testing.assert_close(small(x), model(x), rtol=0, atol=0)
+
+
+def test_compacting_does_not_change_the_steps_before_it(images: ImageSet) -> None:
+    """The first compaction is before epoch 3; neurons that died with their β change nothing in training either, as
+    long as the others do not let them come back."""
+    plain = fit(build(norm="after_conv"), images, dataclasses.replace(COMPACTING, compact_every=0))
+    compacted = fit(build(norm="after_conv"), images, COMPACTING)
+    for a, b in zip(plain.history[:2], compacted.history[:2], strict=True):
+        assert a["loss"] == b["loss"]
+        assert a["penalty"] == b["penalty"]
+    assert compacted.history[2]["loss"] == pytest.approx(plain.history[2]["loss"], rel=0.1)
+    assert compacted.history[2]["penalty"] == pytest.approx(plain.history[2]["penalty"], rel=0.1)
+
+
+@pytest.mark.parametrize("steps", [[11], [22], [23, 18, 12]], ids=str)
+def test_a_compacting_run_is_resumed_bit_for_bit(images: ImageSet, tmp_path: Path, steps: list[int]) -> None:
+    straight = build(norm="after_conv")
+    fit(straight, images, COMPACTING)
+    for count in steps:
+        with pytest.raises(TrainingError, match="stopped by"):
+            fit(build(norm="after_conv"), images, COMPACTING, tmp_path, count != steps[0], [Stop(count, 15)])
+    model = build(2, norm="after_conv")
+    fit(model, images, COMPACTING, tmp_path, resume=True)
+    torch.testing.assert_close(dict(model.state_dict()), dict(straight.state_dict()), rtol=0, atol=0)
+
+
+def test_a_network_that_cannot_be_compacted_says_so_at_once(images: ImageSet) -> None:
+    model = nn.Sequential(build(norm="after_conv")[:6], nn.GroupNorm(2, 8), build()[4:])
+    with pytest.raises(CompactionError, match="GroupNorm"):
+        fit(model, images, COMPACTING)
 
 
 def test_a_history_line_has_what_a_reader_wants(images: ImageSet) -> None:
@@ -267,6 +326,8 @@ def test_schedules() -> None:
         ({"label_smoothing": 1.0}, "label_smoothing is 1"),
         ({"weight_decay": -1.0}, "weight_decay is -1"),
         ({"crop": -1}, "crop is -1"),
+        ({"compact_every": -1}, "compact_every is -1"),
+        ({"compact_every": 1, "optimizer": "adam"}, "compact_every needs exact zeros"),
     ],
     ids=str,
 )

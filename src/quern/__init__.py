@@ -7,14 +7,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quern import algebra, compact, data, functional, models, nn, optim, penalties, sparsity, testing, train
+    from quern import (
+        algebra,
+        bench,
+        compact,
+        data,
+        export,
+        folding,
+        functional,
+        io,
+        models,
+        nn,
+        optim,
+        penalties,
+        sparsity,
+        testing,
+        train,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
     "algebra",
+    "bench",
     "compact",
     "data",
+    "export",
+    "folding",
     "functional",
+    "io",
     "models",
     "nn",
     "optim",

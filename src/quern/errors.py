@@ -1,6 +1,7 @@
 """The errors a user can mend: their text is one sentence that says what was wrong and what to do."""
 
-__all__ = ["CompactionError", "DataError", "FileError", "QuernError", "Stopped", "TrainingError"]
+__all__ = ["CompactionError", "DataError", "ExportError", "FileError", "FoldingError", "QuernError", "Stopped"]
+__all__ += ["TraceError", "TrainingError"]
 
 
 class QuernError(Exception):
@@ -15,12 +16,24 @@ class DataError(QuernError):
     """A data set cannot be had, or is not what it should be."""
 
 
+class ExportError(QuernError):
+    """A network cannot be handed over in the form that was asked for."""
+
+
 class FileError(QuernError):
     """A file of a network cannot be read or written, or is not what it should be."""
 
 
 class TrainingError(QuernError):
     """A training cannot start or go on."""
+
+
+class FoldingError(QuernError):
+    """A normalisation cannot be folded."""
+
+
+class TraceError(QuernError):
+    """The forward of a network cannot be followed."""
 
 
 class Stopped(TrainingError):

@@ -24,13 +24,13 @@ from torch import Tensor, fx, nn
 from quern import functional as F
 from quern import nn as qnn
 from quern.algebra import UNITS
-from quern.errors import QuernError
-from quern.graph import REAL_CONVOLUTIONS, Tracer
+from quern.errors import FoldingError
+from quern.graph import REAL_CONVOLUTIONS, Tracer, pads_with_zeros, trace
 from quern.nn._conv import _QConvolution
 from quern.nn._norm import _QBatchNorm
 from quern.origin import origin, set_origin
 
-__all__ = ["NOTHING", "FoldingError", "fold", "fold_graph", "hooked", "trace"]
+__all__ = ["NOTHING", "fold", "fold_graph", "hooked"]
 
 # By exact type throughout: a subclass may compute anything.
 _Q_CONVOLUTIONS = (qnn.QConv1d, qnn.QConv2d, qnn.QConv3d)
@@ -54,10 +54,6 @@ _DROPOUTS = (F.dropout, TF.dropout, TF.dropout1d, TF.dropout2d, TF.dropout3d)
 _IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.setitem)
 
 
-class FoldingError(QuernError):
-    """A network cannot be read, or a normalisation cannot be folded."""
-
-
 def fold(model: nn.Module, names: Collection[str] | None = None) -> nn.Module:
     """A copy of ``model`` in which every batch normalisation that can be is part of the layer before or after it.
 
@@ -74,20 +70,6 @@ def fold(model: nn.Module, names: Collection[str] | None = None) -> nn.Module:
     if done:
         set_origin(folded, origin(model).then({"fold": done}))
     return folded
-
-
-def trace(model: nn.Module) -> fx.Graph:
-    """The operations of ``model`` in eval mode, with quern's layers and functions whole."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        return Tracer().trace(model)
-    except Exception as reason:  # whatever a user's forward does with a proxy
-        said = (str(reason).strip().splitlines() or [type(reason).__name__])[0].rstrip(".")
-        raise FoldingError(f"the network cannot be read by torch.fx: {said}.") from reason
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def hooked(module: nn.Module) -> bool:
@@ -267,7 +249,7 @@ def _into_layer_after(node: fx.Node, modules: dict[str, nn.Module], alone: Alone
         assert isinstance(layer, (_QConvolution, *REAL_CONVOLUTIONS))
         channels = layer.in_channels
         fits = not flat and space == len(layer.kernel_size) and channels == norm.num_features
-        fits = fits and _pads_no_zeros(layer)
+        fits = fits and not layer.transposed and not pads_with_zeros(layer)
     # The normalisation made a new tensor; without it the layer gets the old one, which nobody may have changed by then.
     if not fits or any(_writes(other, modules) for other in _between(node, after)):
         return None
@@ -305,14 +287,6 @@ def _scale_inputs(layer: Any, affine: _Affine, times: int) -> None:
     if layer.bias is not None:
         bias = bias + layer.bias.double().flatten()
     _set(layer, weight, bias)
-
-
-def _pads_no_zeros(layer: Any) -> bool:
-    if layer.transposed:  # its outputs next to the border lack some of the products
-        return False
-    if layer.padding_mode != "zeros" or layer.padding == "valid":
-        return True
-    return all(k == 1 for k in layer.kernel_size) if layer.padding == "same" else not any(layer.padding)
 
 
 def _between(first: fx.Node, last: fx.Node) -> Iterator[fx.Node]:

@@ -1,6 +1,7 @@
 """How a network is read: the tracer, and which of torch's operations do what to the channels of a value."""
 
 import operator
+from typing import Any
 
 import torch
 import torch.nn.functional as TF
@@ -8,6 +9,7 @@ from torch import fx, nn
 
 from quern import functional as F
 from quern import nn as qnn
+from quern.errors import TraceError
 from quern.nn._conv import _QConvolution
 from quern.nn._norm import _QBatchNorm
 from quern.nn._recurrent import _QRecurrent
@@ -61,3 +63,34 @@ class Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return m.__module__.startswith("quern.nn") or super().is_leaf_module(m, module_qualified_name)
+
+
+def trace(model: nn.Module, concrete: dict[str, Any] | None = None) -> fx.Graph:
+    """The operations of ``model`` in eval mode, with layers and quern's functions whole. ``concrete`` are inputs that
+    are given here, and not followed."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        return Tracer().trace(model, concrete)
+    except Exception as reason:  # whatever a user's forward does with a stand-in for a tensor
+        said = (str(reason).strip().splitlines() or [type(reason).__name__])[0].rstrip(".")
+        raise TraceError(
+            f"the network's forward cannot be traced by torch.fx ({said}): leave out branches that depend on values."
+        ) from reason
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def pads_with_zeros(layer: Any) -> bool:
+    """Whether a constant input of a convolution gives another value at the border than in the middle."""
+    if layer.transposed:  # outputs at the border lack some of the products
+        plain = (
+            *((k, 1) for k in layer.kernel_size),
+            *((s, 1) for s in layer.stride),
+            *((p, 0) for p in layer.padding),
+        )
+        return any(size != trivial for size, trivial in plain) or any(layer.output_padding)
+    if layer.padding_mode != "zeros" or layer.padding == "valid":
+        return False
+    return any(k > 1 for k in layer.kernel_size) if layer.padding == "same" else any(layer.padding)

@@ -22,6 +22,7 @@ from torch.fx.node import map_aggregate, map_arg
 
 from quern import functional as F
 from quern import nn as qnn
+from quern.errors import TraceError
 from quern.graph import (
     APART_FUNCTIONS,
     APART_METHODS,
@@ -39,6 +40,7 @@ from quern.graph import (
     SIZES,
     WITH_NEURONS,
     Tracer,
+    trace,
 )
 from quern.nn._conv import _QConvolution
 from quern.nn._norm import _QBatchNorm
@@ -436,12 +438,12 @@ def _option(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str
 
 def liveness(model: nn.Module, tol: float = 0.0) -> Liveness:
     """Which neurons of the quaternion layers in ``model`` still matter; weights up to ``tol`` count as zero."""
-    run, tracer = _Pass(tol), Tracer()
-    root = nn.Sequential(model) if tracer.is_leaf_module(model, "") else model
+    run = _Pass(tol)
+    root = nn.Sequential(model) if Tracer().is_leaf_module(model, "") else model
     try:
-        graph = tracer.trace(root)
-    except Exception as reason:  # whatever a user's forward does with a proxy
-        run.notes.append(f"the network could not be traced, so each layer was looked at alone: {reason}")
+        graph = trace(root)
+    except TraceError as reason:
+        run.notes.append(f"each layer was looked at alone: {reason}")
     else:
         _follow(run, root, graph)
         run.notes += [

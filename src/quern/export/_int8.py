@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from quern.errors import ExportError
 from quern.export._onnx import needs_onnx, open_session, run
 from quern.export._program import first_line, quiet, writing
-from quern.export._real import ExportError
 
 __all__ = ["Int8Report", "to_int8"]
 

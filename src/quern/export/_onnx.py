@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quern import __version__
+from quern.errors import ExportError
 from quern.export._program import ExportReport, Pixels, Program, first_line, quiet, writing
-from quern.export._real import ExportError
 
 __all__ = ["accuracy", "to_onnx"]
 
@@ -77,7 +76,7 @@ def _tidied(model: Any) -> Any:
     for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.initializer, *model.functions):
         part.doc_string = ""
         del part.metadata_props[:]
-    model.producer_name, model.producer_version = "quern", __version__
+    model.producer_name, model.producer_version = "quern", ""
     return model
 
 

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from quern.export._real import ExportError, to_real
+from quern.errors import ExportError
+from quern.export._real import to_real
 from quern.files import replacing
 
 __all__ = ["ExportReport", "Pixels", "Program", "to_pt2"]
@@ -117,7 +118,8 @@ class Program:
             with quiet(), torch.no_grad():
                 return torch.export.export(self.network, (several,), dynamic_shapes=sizes)
         except Exception as reason:  # torch has many ways to say what it cannot trace
-            raise ExportError(f"the network cannot be exported for batches of any size: {first_line(reason)}.") from reason
+            said = first_line(reason)
+            raise ExportError(f"the network cannot be exported for batches of any size: {said}.") from reason
 
     def compare(self, run: Callable[[Tensor], Sequence[Tensor]]) -> tuple[float, tuple[int, ...]]:
         """The largest difference of what ``run`` computes, an error if it is more than rounding; and with which batch

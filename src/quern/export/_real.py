@@ -14,10 +14,10 @@ from torch.fx.proxy import GraphAppendingTracer
 
 from quern import functional as F
 from quern import nn as qnn
-from quern.errors import QuernError
+from quern.errors import ExportError
 from quern.export import _plain
-from quern.folding import NOTHING, fold, fold_graph, hooked, trace
-from quern.graph import Tracer
+from quern.folding import NOTHING, fold, fold_graph, hooked
+from quern.graph import Tracer, trace
 from quern.kernels import block_weight
 from quern.layout import same_padding, weight_layout
 from quern.nn._conv import _QConvolution
@@ -25,11 +25,7 @@ from quern.nn._norm import _QBatchNorm
 from quern.nn._pool import _QMaxPool
 from quern.nn._recurrent import _QRecurrent
 
-__all__ = ["ExportError", "to_real"]
-
-
-class ExportError(QuernError):
-    """A network cannot be handed over in the form that was asked for."""
+__all__ = ["to_real"]
 
 
 @torch.no_grad()

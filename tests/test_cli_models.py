@@ -1,0 +1,95 @@
+"""``quern compact``, ``quern export`` and ``quern bench`` as a user runs them, on one small run."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from quern import data, io
+from quern.export import accuracy
+from tests.test_cli import quern, refused
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    options = ["--norm", "after_conv", "--penalty", "gamma-beta", "--lambda", 20, "--ramp", 0, "--lr", 1e-2]
+    quern("train", *options, "--epochs", 6, "--heal", 1, "--threads", 1, "--quiet", "--out", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small(run: Path) -> Path:
+    out, _ = quern("compact", run, "--out", run / "small.safetensors")
+    assert "0 of them are classified differently" in out
+    return run / "small.safetensors"
+
+
+def test_a_compacted_network_is_a_smaller_file_with_the_same_scores(run: Path, small: Path) -> None:
+    dense, compacted = io.load(run / "model.safetensors"), io.load(small)
+    x = torch.randn(5, 1, 8, 8)
+    torch.testing.assert_close(compacted(x), dense(x), rtol=1e-5, atol=1e-5)
+    assert io.describe(small)["parameters"] < io.describe(run / "model.safetensors")["parameters"]
+    assert small.stat().st_size < (run / "model.safetensors").stat().st_size
+    out, err = quern("compact", run, "--out", run / "again.safetensors", "--json")
+    assert "neurons 22 ->" in err
+    found = json.loads(out)
+    assert found["right"][0] == found["right"][1]
+    assert found["classified_differently"] == 0
+    assert found["neurons"][1] < found["neurons"][0] == 22
+
+
+def test_raw_images_go_into_an_onnx_file_with_the_accuracy_of_the_network(run: Path, small: Path) -> None:
+    out, _ = quern("export", small, run / "small.onnx", "--pixels", "uint8", "--int8", "--calibration", 64, "--json")
+    found = json.loads(out)
+    test = data.digits().test
+    assert found["int8_accuracy"] == accuracy(run / "small.onnx", test.pixels, test.labels)
+    assert found["accuracy"] == pytest.approx(io.describe(small)["metrics"]["test_accuracy"], abs=1 / len(test))
+    assert found["int8_bytes"] == (run / "small.onnx").stat().st_size
+    out, _ = quern("export", run, run / "model.pt2")
+    assert str(run / "model.pt2") in out
+    program = torch.export.load(run / "model.pt2").module()
+    x = torch.randn(3, 1, 8, 8)
+    torch.testing.assert_close(program(x), io.load(run / "model.safetensors")(x), rtol=1e-4, atol=1e-4)
+
+
+def test_bench_compares_a_run_with_itself_compacted(run: Path) -> None:
+    options = ("--batch", 1, "--threads", 1, "--repeats", 2)
+    out, _ = quern("bench", run, *options, "--out", run / "bench.json")
+    assert "dense" in out
+    assert "compacted" in out
+    record = json.loads((run / "bench.json").read_text())
+    first, second = record["models"]
+    assert first["name"] == "dense"
+    for what in ("parameters", "macs", "file_bytes", "onnx_bytes"):
+        assert second[what] < first[what], what
+    assert {(t["model"], t["engine"]) for t in record["timings"]} == {
+        (name, engine) for name in ("dense", "compacted") for engine in ("torch", "onnxruntime")
+    }
+    for timing in record["timings"]:
+        assert 0 < timing["low_ms"] <= timing["median_ms"] <= timing["high_ms"]
+        assert timing["images_per_second"] == pytest.approx(1000 / timing["median_ms"])
+    assert 10e6 < first["onnx_peak_bytes"] < first["torch_peak_bytes"]
+
+
+def test_what_is_wrong_is_one_sentence(run: Path, tmp_path: Path) -> None:
+    assert "is not there" in refused("bench", tmp_path / "none.safetensors")
+    assert "holds no model.safetensors" in refused("compact", tmp_path, "--out", tmp_path / "x")
+    (tmp_path / "config.json").write_text("{}")
+    assert "not finished" in refused("export", tmp_path, tmp_path / "x.onnx")
+    assert "neither .onnx nor .pt2" in refused("export", run, tmp_path / "x.tflite")
+    assert "--int8 is for .onnx" in refused("export", run, tmp_path / "x.pt2", "--int8")
+    assert "takes images of" in refused("compact", run, "--dataset", _other(tmp_path), "--out", tmp_path / "x")
+    assert not list(tmp_path.glob("x*"))
+    (tmp_path / "broken.safetensors").write_bytes((run / "model.safetensors").read_bytes()[:-1])
+    refused("bench", tmp_path / "broken.safetensors")
+    refused("compact", run, "--out", tmp_path / "no" / "folder" / "x.safetensors")
+
+
+def _other(folder: Path) -> Path:
+    import numpy as np
+
+    path = folder / "other.npz"
+    np.savez(path, images=np.zeros((40, 6, 6), np.uint8), labels=np.arange(40) % 2)
+    return path
