@@ -94,12 +94,18 @@ def test_flipping_one_sign_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_matches_real(linear.build(), linear.real, *linear.draw())
 
 
-def test_the_examples_in_the_readme_run(capsys: pytest.CaptureFixture[str]) -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    for part in readme.split("```python\n")[1:]:
-        exec(compile(part.split("```")[0], "README.md", "exec"), {})
+def test_the_examples_in_the_documents_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("README.md", "docs/compaction.md"):
+        text = (Path(__file__).parent.parent / name).read_text()
+        for part in text.split("```python\n")[1:]:
+            exec(compile(part.split("```")[0], name, "exec"), {})
     printed = capsys.readouterr().out
     assert "QConv2d(3, 32" in printed
     assert "QLSTM(16, 32" in printed
     assert "torch.Size([8, 10])" in printed
     assert "parameters are not zero" in printed
+    assert "QConv2d(1, 8, kernel_size" in printed  # two neurons of four
+    assert {path.name for path in tmp_path.iterdir()} == {"small.onnx", "small.safetensors"}

@@ -88,7 +88,7 @@ class Bench:
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column("")
+        table.add_column("times in ms, with quartiles", no_wrap=True)
         for model in self.models:
             table.add_column(Text(model.name), justify="right")
             if model is not self.models[0]:
@@ -108,7 +108,7 @@ class Bench:
         for engine, batch, threads in seen:
             found = [self.timing(m.name, engine, batch, threads) for m in self.models]
             values = [t and t.median_ms for t in found]
-            said = f"{engine}, batch {batch}, {threads} thread{'s' if threads > 1 else ''}, ms"
+            said = f"{engine}, batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
             table.add_row(
                 said, *_cells(values, [t and f"{t.median_ms:.3f} ({t.low_ms:.3f}-{t.high_ms:.3f})" for t in found])
             )
@@ -246,6 +246,8 @@ def _onnx_call(path: Path, shape: tuple[int, ...], batch: int, threads: int) -> 
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    # Threads that wait by spinning would take the cores from the next model in turn.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     (taken,) = session.get_inputs()
     random = np.random.default_rng(1)

@@ -33,7 +33,7 @@ def _file(path: Path) -> Path:
     if (path / "model.safetensors").exists():
         return path / "model.safetensors"
     if (path / "config.json").exists():
-        raise QuernError(f"{path} is a run that is not finished: go on with: quern train --resume --out {path}")
+        raise QuernError(f"{path} is a run that is not finished: go on with quern train --resume --out {path}.")
     raise QuernError(f"{path} holds no model.safetensors: give the folder of a run, or a file.")
 
 

@@ -37,6 +37,7 @@ __all__ = ["Kept", "LayerPlan", "Plan", "compact", "compact_", "plan"]
 Example = Tensor | tuple[Any, ...]
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unknown: bool = False) -> Plan:
     """What can be removed from ``model`` without changing its outputs; weights up to ``tol`` count as zero.
@@ -115,6 +116,8 @@ def _apply(
         except AttributeError:
             raise CompactionError(f"the plan is for a network with a layer {name!r}, which this one has not.") from None
         _narrow.check(name, layers[name], layer_plan)
+    if optimizer is not None:
+        _check_state(optimizer, {name: p for name, p in old.items() if name.rpartition(".")[0] in layers})
     _flush_(model, found.tol)
     selected: dict[str, _narrow.Select] = {}
     for name, layer in layers.items():
@@ -255,6 +258,16 @@ def _narrow_optimizer(
         optimizer.replace_parameters({id(p): new[name] for name, p in old.items()})  # pyright: ignore
 
 
+def _check_state(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]) -> None:
+    """A sentence, before anything is changed, if a state is not of the shape of its parameter."""
+    for p in parameters.values():
+        for value in optimizer.state.get(p, {}).values():
+            if isinstance(value, Tensor) and value.dim() and value.shape not in (p.shape, p.shape[1:]):
+                raise CompactionError(
+                    f"the optimizer keeps a state of shape {tuple(value.shape)}, which cannot be narrowed."
+                )
+
+
 def _sibling(name: str, old: dict[str, nn.Parameter]) -> nn.Parameter | None:
     """The weight of the layer to which compaction added a bias."""
     return old.get(f"{name.rpartition('.')[0]}.weight".removeprefix("."))
@@ -265,7 +278,5 @@ def _narrow_state(value: Any, p: nn.Parameter, new: nn.Parameter, select: _narro
         return value.clone() if isinstance(value, Tensor) else value
     if value.shape == p.shape:
         return torch.empty_like(new.detach(), memory_format=torch.preserve_format).copy_(select(value))
-    if value.shape == p.shape[1:]:  # one number for all components of a quaternion
-        like = torch.empty_like(new.detach()[0], memory_format=torch.preserve_format)
-        return like.copy_(select(value.unsqueeze(0)).squeeze(0))
-    raise CompactionError(f"the optimizer keeps a state of shape {tuple(value.shape)}, which cannot be narrowed.")
+    like = torch.empty_like(new.detach()[0], memory_format=torch.preserve_format)
+    return like.copy_(select(value.unsqueeze(0)).squeeze(0))  # one number for all components of a quaternion

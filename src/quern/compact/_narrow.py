@@ -11,7 +11,7 @@ from quern.algebra import UNITS, hamilton
 from quern.compact._plan import Kept, LayerPlan
 from quern.compact._sequences import suffixes
 from quern.errors import CompactionError
-from quern.graph import REAL_CONVOLUTIONS
+from quern.graph import REAL_CONVOLUTIONS, pads_with_zeros
 from quern.layout import weight_layout
 from quern.nn._conv import _QConvolution
 from quern.nn._norm import _QBatchNorm
@@ -291,28 +291,6 @@ def _absorb_recurrent_(layer: _QRecurrent, plan: LayerPlan) -> None:
             for above in suffixes(layer)[level + 1] if level + 1 < layer.num_layers else []:
                 shifted = [direction * layer.hidden_size // 4 + n for n in units]
                 layer.get_parameter(f"weight_ih_{above}")[:, :, shifted] = 0
-
-
-def pads_with_zeros(layer: Any) -> bool:
-    """Whether a constant input of a convolution gives another value at the border than in the middle."""
-    if layer.transposed:
-        plain = (
-            *((k, 1) for k in layer.kernel_size),
-            *((s, 1) for s in layer.stride),
-            *((p, 0) for p in layer.padding),
-        )
-        return any(size != trivial for size, trivial in plain) or any(layer.output_padding)
-    if layer.padding_mode != "zeros" or layer.padding == "valid":
-        return False
-    return any(k > 1 for k in layer.kernel_size) if layer.padding == "same" else any(layer.padding)
-
-
-def parts_of(layer: Any, value_parts: int) -> int:
-    """How many channels of the layer's own a unit of its input is."""
-    own = isinstance(
-        layer, (qnn.QLinear, _QConvolution, _QBatchNorm, qnn.QWhiteningBatchNorm2d, qnn.QModReLU, _QRecurrent)
-    )
-    return 1 if own else value_parts
 
 
 def quaternion(numbers: list[float], input_parts: str = UNITS) -> tuple[float, ...]:

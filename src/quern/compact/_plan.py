@@ -204,7 +204,7 @@ class Plan:
         plain = (
             isinstance(layers, dict)
             and type(tol) in (int, float)
-            and 0 <= tol < math.inf
+            and 0 <= tol <= sys.float_info.max
             and all(isinstance(c, list) and len(c) == 2 and all(type(n) is int for n in c) for c in counts)
             and isinstance(notes, list)
             and all(isinstance(note, str) for note in notes)
@@ -214,7 +214,7 @@ class Plan:
             raise CompactionError("this is not a plan of quern, or one of a newer version.")
         made = {name: LayerPlan.from_dict(layer) for name, layer in layers.items()}
         first, second = (tuple(c) for c in counts)
-        return Plan(made, float(min(tol, sys.float_info.max)), first, second, found.get("dead", False), tuple(notes))
+        return Plan(made, float(tol), first, second, found.get("dead", False), tuple(notes))
 
     def __str__(self) -> str:
         lines = [f"{'layer':<28}{'inputs':>12}{'outputs':>12}{'constants':>12}"]

@@ -17,7 +17,7 @@ from torch.fx.node import map_aggregate, map_arg
 from quern import functional as F
 from quern import nn as qnn
 from quern.compact._facts import Facts, Value
-from quern.compact._narrow import pads_with_zeros, sizes
+from quern.compact._narrow import sizes
 from quern.compact._sequences import attention, recurrent
 from quern.errors import CompactionError
 from quern.graph import (
@@ -34,6 +34,8 @@ from quern.graph import (
     REDUCTIONS,
     SIZE_METHODS,
     Tracer,
+    pads_with_zeros,
+    trace,
 )
 from quern.nn._conv import _QConvolution
 from quern.nn._norm import _QBatchNorm
@@ -52,27 +54,20 @@ def nonzero(t: Tensor) -> Tensor:
     return (t.detach() != 0).cpu()
 
 
-def trace(model: nn.Module, inputs: Sequence[Any]) -> tuple[nn.Module, fx.Graph]:
+def _traced(model: nn.Module, inputs: Sequence[Any]) -> tuple[nn.Module, fx.Graph]:
     """The graph of ``model`` (or of a Sequential around it, if it is a single layer) for so many inputs."""
-    tracer = Tracer()
-    root = nn.Sequential(model) if tracer.is_leaf_module(model, "") else model
+    root = nn.Sequential(model) if Tracer().is_leaf_module(model, "") else model
     parameters = list(inspect.signature(root.forward).parameters.values())
     if len(inputs) > len(parameters) and not any(p.kind == p.VAR_POSITIONAL for p in parameters):
         raise CompactionError(f"the example has {len(inputs)} inputs, but the network takes {len(parameters)}.")
     # An optional input that is not given is None, or whatever its default is, not something to trace.
     rest = {p.name: p.default for p in parameters[len(inputs) :] if p.default is not p.empty}
-    try:
-        return root, tracer.trace(root, rest or None)
-    except Exception as reason:  # whatever a user's forward does with a stand-in for a tensor
-        said = str(reason).splitlines()[0].rstrip(".") if str(reason) else type(reason).__name__
-        raise CompactionError(
-            f"the network's forward cannot be traced by torch.fx ({said}): leave out branches that depend on values."
-        ) from reason
+    return root, trace(root, rest or None)
 
 
 def read(model: nn.Module, inputs: Sequence[Any], keep_unknown: bool) -> tuple[Facts, list[Value], Any]:
     """Follow ``model`` on ``inputs``: the facts, the values that are outputs, and the outputs themselves."""
-    root, graph = trace(model, inputs)
+    root, graph = _traced(model, inputs)
     reader = _Reader(root, keep_unknown, model is not root)
     outputs, result = reader.follow(graph, inputs)
     return reader.facts, outputs, result
@@ -328,10 +323,10 @@ class _Reader:
         if target is F.cat or target is torch.cat:
             return self._cat(said, target is F.cat, facts, given, out)
         if target in JOINING or target in JOINING_METHODS:
-            both = [
+            known, given = (
                 [_option(side, n, name, None) for n, name in enumerate(("input", "other"))] for side in (facts, given)
-            ]
-            return self._join(said, target in _PRODUCTS, *both, out)
+            )
+            return self._join(said, target in _PRODUCTS, known, given, out)
         if len(values) > 1 or not isinstance(out, Tensor):
             return self._opaque(said, values, out)
         (value,), x = values, args[0] if args else next(iter(kwargs.values()))

@@ -1,0 +1,143 @@
+"""Compaction of random networks: the network itself, with its zeros, says what is right."""
+
+import copy
+import random
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from quern import nn as qnn
+from quern.compact import Plan, compact, plan
+from quern.origin import origin
+from tests.networks import Drawn, Inputs, difference, draw, measure, outputs, random_zeros, shapes
+
+SEEDS = st.integers(0, 1 << 30)
+
+
+@dataclass
+class Tally:
+    """What the networks of this run came to."""
+
+    networks: int = 0
+    sizes: int = 0
+    float64: float = 0.0
+    float32: float = 0.0
+    removed: list[float] = field(default_factory=list)
+    dead: int = 0
+
+
+TALLY = Tally()
+
+
+def drawn(seed: int) -> Drawn:
+    return draw(random.Random(seed))
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    """Bit by bit."""
+    first, second = a.state_dict(), b.state_dict()
+    return list(first) == list(second) and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@settings(max_examples=200)
+@given(SEEDS)
+def test_outputs_are_the_same_at_every_size(seed: int) -> None:
+    one = drawn(seed)
+    found = plan(one.model, one.inputs[0])
+    small = compact(one.model, found)
+    seen = measure(one, found, small, single=seed % 2 == 0)
+    assert seen.float64 <= 1e-10
+    assert seen.float32 <= max(1e-5, 4 * seen.masked_float32)  # a network may be that sensitive to rounding
+    count = {name: p.numel() for name, p in one.model.named_parameters()}
+    for name, p in small.named_parameters():
+        added = name not in count and name.rpartition(".")[2] in ("bias", "constant")
+        assert added or p.numel() <= count[name]
+    TALLY.networks += 1
+    TALLY.sizes += seen.sizes
+    TALLY.dead += found.dead
+    TALLY.float64 = max(TALLY.float64, seen.float64)
+    TALLY.float32 = max(TALLY.float32, seen.float32)
+    TALLY.removed.append(1 - found.parameters[1] / found.parameters[0])
+
+
+def test_many_networks_were_drawn_and_much_was_removed(capsys: pytest.CaptureFixture[str]) -> None:
+    if TALLY.networks < 200:
+        pytest.skip("the networks were drawn by another worker")
+    share = sum(TALLY.removed) / len(TALLY.removed)
+    with capsys.disabled():
+        print(
+            f"\n{TALLY.networks} random networks, {TALLY.dead} of them dead, at {TALLY.sizes} sizes: "
+            f"worst difference {TALLY.float64:.1e} in float64, {TALLY.float32:.1e} in float32; "
+            f"{share:.0%} of the parameters removed on average"
+        )
+    assert TALLY.networks >= 200
+    assert TALLY.sizes >= 2 * TALLY.networks
+    assert TALLY.dead < TALLY.networks / 3
+    assert share > 0.3  # else the law says little
+
+
+@settings(max_examples=25)
+@given(SEEDS)
+def test_nothing_is_left_to_remove(seed: int) -> None:
+    one = drawn(seed)
+    found = plan(one.model, one.inputs[0])
+    small = compact(one.model, found)
+    again = plan(small, one.inputs[0])
+    assert again.parameters == (found.parameters[1], found.parameters[1])
+    assert again.dead == found.dead
+
+
+@settings(max_examples=25)
+@given(SEEDS)
+def test_a_plan_can_be_written_down_and_done_again(seed: int) -> None:
+    one = drawn(seed)
+    found = plan(one.model, one.inputs[0])
+    assert same(one.model, drawn(seed).model)
+    read = Plan.from_dict(found.to_dict())
+    assert read == found
+    assert str(read) == str(found)
+    assert same(compact(one.model, found), compact(copy.deepcopy(one.model), read))
+
+
+@settings(max_examples=25)
+@given(SEEDS)
+def test_compacted_twice_is_one_step_from_a_fresh_network(seed: int) -> None:
+    """This is how files are read: a network is built, made as small, and filled."""
+    one = drawn(seed)
+    first = compact(one.model, one.inputs[0])
+    random_zeros(first, random.Random(seed))
+    wanted = [outputs(first, inputs) for inputs in one.inputs]
+    second = compact(first, one.inputs[0])
+    (step,) = origin(second).steps
+    structure = Plan.from_dict(step["compact"])
+    fresh = compact(drawn(seed).model, structure)
+    assert shapes(fresh) == shapes(second)
+    assert shapes(compact(drawn(seed).model.to("meta"), structure)) == shapes(second)
+    fresh.load_state_dict(second.state_dict())
+    for inputs, y in zip(one.inputs, wanted, strict=True):
+        if y is not None:
+            assert difference(y, _run(fresh, inputs)) <= 1e-10
+
+
+def _run(model: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
+    found = outputs(model, inputs)
+    assert found is not None
+    return found
+
+
+@settings(max_examples=12)
+@given(SEEDS)
+def test_a_tolerance_is_the_same_as_zeros(seed: int) -> None:
+    one = drawn(seed)
+    cut = copy.deepcopy(one.model)
+    for name, p in cut.named_parameters():
+        owner = cut.get_submodule(name.rpartition(".")[0])
+        if name.rpartition(".")[2].startswith("weight") and not isinstance(owner, (nn.PReLU, qnn.QLayerNorm)):
+            p.data[p.abs() <= 0.3] = 0
+    found = plan(one.model, one.inputs[0], tol=0.3)
+    assert found.layers == plan(cut, one.inputs[0]).layers
+    assert same(compact(one.model, found), compact(cut, one.inputs[0]))
