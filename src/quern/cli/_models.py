@@ -85,25 +85,24 @@ def compact(
     plan = compaction.plan(network, example, tol)
     small = compaction.compact(network, plan)
     images = _images(about, dataset, data_dir, model)
-    console = err_console if json_ else out_console
-    say(str(plan), console)
-    metrics, result = dict(about["metrics"]), {"parameters": plan.parameters, "neurons": plan.neurons}
+    lines, metrics = [str(plan)], dict(about["metrics"])
+    result: dict[str, Any] = {"parameters": plan.parameters, "neurons": plan.neurons}
     if images is not None:
         before, after = (_scores(m, images) for m in (network, small))
         right = [int((s.argmax(1) == images.test.labels).sum()) for s in (before, after)]
         differ = int((before.argmax(1) != after.argmax(1)).sum())
         count = len(images.test)
-        say(
+        lines.append(
             f"{images.name}, {count:,} test images: {right[0] / count:.2%} right before, {right[1] / count:.2%} after; "
             f"{differ} of them are classified differently; scores differ by up to {(before - after).abs().max():.1e} "
-            f"(of {before.abs().max():.1f})",
-            console,
+            f"(of {before.abs().max():.1f})"
         )
         metrics["test_accuracy"] = right[1] / count
         result |= {"right": right, "images": count, "classified_differently": differ}
     io.save(small, out, metrics=metrics, images=about["images"])
     sizes = [_file(model).stat().st_size, out.stat().st_size]
-    say(f"{out}: {sizes[1]:,} bytes (before {sizes[0]:,})", console)
+    lines.append(f"{out}: {sizes[1]:,} bytes (before {sizes[0]:,})")
+    say("\n".join(lines), err_console if json_ else out_console)
     if json_:
         typer.echo(json.dumps(result | {"bytes": sizes, "plan": plan.to_dict()}))
 
