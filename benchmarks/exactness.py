@@ -1,23 +1,27 @@
 """Random networks with zeros, made smaller: how far their outputs move.
 
-    python -m benchmarks.exactness [COUNT] [--seed SEED]
+    python -m benchmarks.exactness [COUNT] [--seed SEED] [--json FILE]
 
 Every network is compared with itself before, zeros and all, at up to three sizes of input. Differences are relative to
 the largest output.
 """
 
 import argparse
+import json
 import random
 import statistics
+from pathlib import Path
 
 import torch
 from tests.networks import draw, measure
 
 from quern.compact import compact, plan
+from quern.environment import facts
+from quern.files import write_text
 
 
-def main(count: int, seed: int) -> float:
-    """Print what ``count`` networks came to. Returns the worst difference in float64."""
+def main(count: int, seed: int) -> dict[str, object]:
+    """What ``count`` networks came to."""
     rng = random.Random(seed)
     seen, removed, dead = [], [], 0
     for _ in range(count):
@@ -26,18 +30,27 @@ def main(count: int, seed: int) -> float:
         seen.append(measure(drawn, found, compact(drawn.model, found)))
         removed.append(1 - found.parameters[1] / found.parameters[0])
         dead += found.dead
-    worst = max(one.float64 for one in seen)
-    print(f"networks               {count} ({dead} of them dead), seed {seed}")
-    print(f"networks x sizes       {sum(one.sizes for one in seen)}")
-    print(f"worst difference       {worst:.1e} in float64, {max(one.float32 for one in seen):.1e} in float32")
-    print(f"rounding to float32    {max(one.masked_float32 for one in seen):.1e} in the networks before")
-    print(f"parameters removed     {statistics.mean(removed):.1%} on average, at most {max(removed):.1%}")
-    return worst
+    return {
+        "environment": facts(),
+        "networks": count,
+        "dead": dead,
+        "seed": seed,
+        "networks_times_sizes": sum(one.sizes for one in seen),
+        "worst_float64": max(one.float64 for one in seen),
+        "worst_float32": max(one.float32 for one in seen),
+        "removed_on_average": statistics.mean(removed),
+        "removed_at_most": max(removed),
+    }
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("count", nargs="?", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="file for the record")
+    given = parser.parse_args()
     torch.set_num_threads(1)
-    main(**vars(parser.parse_args()))
+    record = main(given.count, given.seed)
+    print("\n".join(f"{name:22} {value}" for name, value in record.items()))
+    if given.json:
+        write_text(given.json, json.dumps(record, indent=1) + "\n")
