@@ -52,12 +52,16 @@ def _shape(about: dict[str, Any], path: Path) -> tuple[int, ...]:
 
 
 def _images(about: dict[str, Any], dataset: str | None, data_dir: Path | None, path: Path) -> "ImageSet | None":
-    """The images that were asked for, else those the network was trained on, if they can be had by name."""
+    """The images that were asked for, else those the network was trained on, if they are here already."""
     from quern import data
 
     name = str(dataset or (about.get("images") or {}).get("name"))
-    if dataset is None and name not in data.NAMES:
-        return None
+    if dataset is None and data_dir is None:
+        if name not in data.NAMES:
+            return None
+        if name != "digits" and not data.cache_file(name).exists():
+            say(f"not checked on images: {name} is not here; say --dataset {name} to fetch it", err_console)
+            return None
     with Fetching(quiet=False) as progress:
         found = data.load(name, data_dir, None, progress)
     if found.shape != _shape(about, path):
