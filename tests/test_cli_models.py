@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quern import data, io
-from quern.export import accuracy
+from quern.export import accuracy, to_onnx
 from tests.test_cli import quern, refused
 
 
@@ -85,6 +85,9 @@ def test_what_is_wrong_is_one_sentence(run: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.safetensors").write_bytes((run / "model.safetensors").read_bytes()[:-1])
     refused("bench", tmp_path / "broken.safetensors")
     refused("compact", run, "--out", tmp_path / "no" / "folder" / "x.safetensors")
+    assert "--tol is -1.0" in refused("compact", run, "--tol", -1, "--out", tmp_path / "x")
+    assert "cannot be written" in refused("bench", run, "--out", tmp_path / "no" / "x.json")
+    assert "is a file" in refused("show", run / "model.safetensors")
 
 
 def _other(folder: Path) -> Path:
@@ -93,3 +96,9 @@ def _other(folder: Path) -> Path:
     path = folder / "other.npz"
     np.savez(path, images=np.zeros((40, 6, 6), np.uint8), labels=np.arange(40) % 2)
     return path
+
+
+def test_an_onnx_file_must_take_the_images_of_the_others(run: Path, tmp_path: Path) -> None:
+    to_onnx(torch.nn.Conv2d(3, 2, 1), tmp_path / "colour.onnx", torch.randn(2, 3, 8, 8))
+    said = refused("bench", run, tmp_path / "colour.onnx", "--repeats", 1)
+    assert "takes images of 3 x 8 x 8, but the others take 1 x 8 x 8" in said

@@ -317,3 +317,10 @@ def test_a_sum_over_places_grows_with_the_image() -> None:
         model = two(qnn.QConv2d(4, 8, 1), qnn.QLinear(8, 4), lambda m, x, total=total: total(x))
         kill(model.a, rows=(0,), bias=False)
         smaller(model, numbers(2, 4, 3, 3), numbers(2, 4, 5, 2))
+
+
+def test_the_optimizer_of_another_network_is_refused() -> None:
+    model, other = (nn.Sequential(qnn.QLinear(8, 8), qnn.QLinear(8, 4)) for _ in range(2))
+    kill(model[0], rows=(1,), bias=True)
+    with pytest.raises(CompactionError, match="holds none of the network's parameters"):
+        compact(model, torch.randn(2, 8), torch.optim.Adam(other.parameters()))

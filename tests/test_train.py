@@ -328,6 +328,7 @@ def test_schedules() -> None:
         ({"crop": -1}, "crop is -1"),
         ({"compact_every": -1}, "compact_every is -1"),
         ({"compact_every": 1, "optimizer": "adam"}, "compact_every needs exact zeros"),
+        ({"compact_every": 1, "penalty": None}, "compact_every needs a penalty"),
     ],
     ids=str,
 )

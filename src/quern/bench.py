@@ -20,7 +20,7 @@ from torch import nn
 
 from quern import io
 from quern.errors import QuernError
-from quern.export import to_onnx
+from quern.export import open_session, to_onnx
 from quern.sparsity import measure
 
 if TYPE_CHECKING:
@@ -143,6 +143,9 @@ def bench(
     if not models or min([*batches, *threads, repeats]) < 1:
         raise QuernError("a benchmark needs at least one model, and batches, threads and repeats of at least 1.")
     shape = tuple(shape)
+    for model in models.values():
+        if isinstance(model, Path):
+            _check_input(model, shape)
     before = torch.get_num_threads()
     with tempfile.TemporaryDirectory(prefix="quern-bench-") as folder:
         files, facts = {}, []
@@ -155,7 +158,7 @@ def bench(
             for engine in ("torch", "onnxruntime"):
                 for batch in batches:
                     for count in threads:
-                        progress(f"timing {engine}, batch {batch}, {count} threads")
+                        progress(f"timing {engine}, batch {batch}, threads {count}")
                         timings += _timings(engine, models, files, shape, batch, count, repeats)
         finally:
             torch.set_num_threads(before)
@@ -165,7 +168,7 @@ def bench(
 def _prepare(name: str, model: nn.Module | Path, shape: tuple[int, ...], stem: Path, batch: int) -> tuple[Path, Model]:
     """The model's ONNX file, and its sizes."""
     if isinstance(model, Path):
-        facts = Model(name, None, None, None, model.stat().st_size, None, _peak(model, batch))
+        facts = Model(name, None, None, None, model.stat().st_size, None, _peak(model, batch, shape))
         return model, facts
     model.eval()
     onnx, own = stem.with_suffix(".onnx"), stem.with_suffix(".safetensors")
@@ -180,15 +183,27 @@ def _prepare(name: str, model: nn.Module | Path, shape: tuple[int, ...], stem: P
         found.macs,
         own.stat().st_size,
         onnx.stat().st_size,
-        _peak(own, batch) if again else None,
-        _peak(onnx, batch),
+        _peak(own, batch, shape) if again else None,
+        _peak(onnx, batch, shape),
     )
     return onnx, facts
 
 
-def _peak(path: Path, batch: int) -> int:
+def _check_input(path: Path, shape: tuple[int, ...]) -> None:
+    """A sentence unless an ONNX file takes one batch, of any size, of such images."""
+    taken = open_session(path).get_inputs()
+    fits = len(taken) == 1 and taken[0].type in ("tensor(float)", "tensor(uint8)") and len(taken[0].shape) == 4
+    if not fits or isinstance(taken[0].shape[0], int):
+        raise QuernError(f"{path} does not take one batch of images, of any size, as float or uint8.")
+    if any(isinstance(have, int) and have != want for have, want in zip(taken[0].shape[1:], shape, strict=True)):
+        takes, are = (" x ".join(map(str, s)) for s in (taken[0].shape[1:], shape))
+        raise QuernError(f"{path} takes images of {takes}, but the others take {are}.")
+
+
+def _peak(path: Path, batch: int, shape: tuple[int, ...]) -> int:
+    sizes = [str(n) for n in (batch, *shape)]
     done = subprocess.run(
-        [sys.executable, "-m", "quern.peak", str(path), str(batch)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "quern.peak", str(path), *sizes], capture_output=True, text=True, check=False
     )
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
@@ -242,13 +257,8 @@ def _torch_call(model: nn.Module, shape: tuple[int, ...], batch: int) -> Callabl
 
 
 def _onnx_call(path: Path, shape: tuple[int, ...], batch: int, threads: int) -> Callable[[], object]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     # Threads that wait by spinning would take the cores from the next model in turn.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = open_session(path, threads, spinning=False)
     (taken,) = session.get_inputs()
     random = np.random.default_rng(1)
     if "uint8" in taken.type:

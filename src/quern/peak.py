@@ -1,4 +1,4 @@
-"""``python -m quern.peak MODEL BATCH``: load a model, run it once, print the most memory this process ever took.
+"""``python -m quern.peak MODEL BATCH CHANNELS HEIGHT WIDTH``: run a model once, print the most memory that took.
 
 A process of its own, because memory once taken is not given back. Torch is not imported for an ONNX file: whoever runs
 one does without it.
@@ -25,7 +25,7 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _run(path: str, batch: int) -> None:
+def _run(path: str, shape: list[int]) -> None:
     if path.endswith(".onnx"):
         import numpy as np
         import onnxruntime
@@ -33,7 +33,7 @@ def _run(path: str, batch: int) -> None:
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         (taken,) = session.get_inputs()
         kind = np.uint8 if "uint8" in taken.type else np.float32
-        session.run(None, {taken.name: np.zeros((batch, *taken.shape[1:]), kind)})
+        session.run(None, {taken.name: np.zeros(shape, kind)})
         return
     import torch
 
@@ -41,9 +41,9 @@ def _run(path: str, batch: int) -> None:
 
     network = io.load(path)
     with torch.inference_mode():
-        network(torch.zeros(batch, *io.describe(path)["images"]["shape"]))
+        network(torch.zeros(shape))
 
 
 if __name__ == "__main__":
-    _run(sys.argv[1], int(sys.argv[2]))
+    _run(sys.argv[1], [int(n) for n in sys.argv[2:]])
     print(peak_bytes())

@@ -1,6 +1,7 @@
 """The ``quern`` command. Thin, and with its imports inside of functions: ``quern --help`` must not wait for torch."""
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -32,6 +33,8 @@ def main() -> None:
     """Run the command; errors that a user can mend are one sentence and exit code 1."""
     # Large tensors on large pages: fewer page faults, which are dear on virtual machines. Read when torch loads.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    # Ended from outside, leave no temporary files behind; training sets its own handler, to save first.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         app()
     except QuernError as reason:

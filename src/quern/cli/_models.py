@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from quern.export import Pixels
 
 ModelFile = Annotated[Path, typer.Argument(help="A network: the folder of a run, or a .safetensors file of quern.")]
-Tol = Annotated[float, typer.Option(help="Weights up to this count as zero.")]
+Tol = Annotated[float, typer.Option(help="Weights up to this count as zero; above 0, outputs change.")]
 Json = Annotated[
     bool, typer.Option("--json", help="The result as JSON on standard output, all else on standard error.")
 ]
-DataSet = Annotated[str | None, typer.Option(help="Images to check with.", show_default="what it was trained on")]
+DataSet = Annotated[
+    str | None, typer.Option(help="Images to check with.", show_default="what it was trained on, if that is here")
+]
 DataDir = Annotated[Path | None, typer.Option(help="A folder with the original files of the data set.")]
 
 
@@ -58,12 +60,15 @@ def _images(about: dict[str, Any], dataset: str | None, data_dir: Path | None, p
     name = str(dataset or (about.get("images") or {}).get("name"))
     if dataset is None and data_dir is None:
         if name not in data.NAMES:
+            say("not checked on images: say --dataset to name some", err_console)
             return None
         if name != "digits" and not data.cache_file(name).exists():
             say(f"not checked on images: {name} is not here; say --dataset {name} to fetch it", err_console)
             return None
+    _, height, width = _shape(about, path)
+    size = height if Path(name).is_dir() and height == width and name not in data.NAMES else None
     with Fetching(quiet=False) as progress:
-        found = data.load(name, data_dir, None, progress)
+        found = data.load(name, data_dir, size, progress)
     if found.shape != _shape(about, path):
         takes, are = (" x ".join(map(str, s)) for s in (_shape(about, path), found.shape))
         raise QuernError(f"the network takes images of {takes}, but those of {name} are {are}.")
@@ -84,6 +89,8 @@ def compact(
     from quern import compact as compaction
     from quern import io
 
+    if not 0 <= tol < float("inf"):
+        raise QuernError(f"--tol is {tol}, but it must be a finite number that is not negative.")
     network, about = _open(model)
     example = torch.randn(2, *_shape(about, model), generator=torch.Generator().manual_seed(0))
     plan = compaction.plan(network, example, tol)
@@ -213,18 +220,20 @@ def bench(
     from quern import bench as benching
     from quern.environment import facts
 
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise QuernError(f"{out} cannot be written: give a file in a folder that is there.")
     chosen: dict[str, Any] = {}
     shape: tuple[int, ...] | None = None
     for path in models:
         if path.suffix == ".onnx":
             if not path.is_file():
                 raise QuernError(f"{path} is not there.")
-            chosen[path.name] = path
+            chosen[_unused(path.name, chosen)] = path
             continue
         network, about = _open(path)
         shape = shape or _shape(about, path)
         if len(models) > 1:
-            chosen[path.name if path.name not in chosen else str(path)] = network
+            chosen[_unused(path.name, chosen)] = network
         else:
             chosen |= _dense_and_compacted(network, about, shape)
     if shape is None:
@@ -246,6 +255,10 @@ def bench(
         out_console.print(found)
 
 
+def _unused(name: str, taken: dict[str, Any]) -> str:
+    return next(n for n in (name, *(f"{name} ({k})" for k in range(2, len(taken) + 3))) if n not in taken)
+
+
 def _dense_and_compacted(network: "nn.Module", about: dict[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
     """The network before and after compaction. If it was compacted already, before is as it was built: how fast that
     is does not depend on its weights."""
@@ -258,4 +271,5 @@ def _dense_and_compacted(network: "nn.Module", about: dict[str, Any], shape: tup
     dense = network
     if any("compact" in step for step in about["steps"]) and about["builder"] is not None:
         dense = models.BUILDERS[about["builder"]](**about["arguments"]).eval()
+        say("it was compacted before: dense is the network as it was built, with new weights", err_console)
     return {"dense": dense, "compacted": compacted(network, example)}

@@ -330,6 +330,8 @@ def show(
     history: Annotated[bool, typer.Option("--history", help="Every epoch, too.")] = False,
 ) -> None:
     """Print what a run was, and what it reached."""
+    if run.is_file():
+        raise TrainingError(f"{run} is a file: give the folder of a run.")
     config = _read_json(run / "config.json", "a run of quern train", _CONFIG)
     from quern.progress import clock, summary
     from quern.train import Result, Settings

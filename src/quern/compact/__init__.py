@@ -259,7 +259,11 @@ def _narrow_optimizer(
 
 
 def _check_state(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]) -> None:
-    """A sentence, before anything is changed, if a state is not of the shape of its parameter."""
+    """A sentence, before anything is changed, if the optimizer is another network's, or if a state is not of the shape
+    of its parameter."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if parameters and not any(id(p) in held for p in parameters.values()):
+        raise CompactionError("the optimizer holds none of the network's parameters: give the one that trains it.")
     for p in parameters.values():
         for value in optimizer.state.get(p, {}).values():
             if isinstance(value, Tensor) and value.dim() and value.shape not in (p.shape, p.shape[1:]):

@@ -96,6 +96,8 @@ def to_int8(
                     extra_options={"OpTypesToExcludeOutputQuantization": ["Gemm", "MatMul"]},
                 )
                 onnx.checker.check_model(str(temporary))
+        except OSError:  # a full disk: of the file that is written
+            raise
         except Exception as reason:
             raise ExportError(f"{source} cannot be written in 8 bits: {first_line(reason)}.") from reason
         scores = run(open_session(temporary), images[:3])

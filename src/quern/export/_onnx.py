@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from quern.errors import ExportError
 from quern.export._program import ExportReport, Pixels, Program, first_line, quiet, writing
 
-__all__ = ["accuracy", "to_onnx"]
+__all__ = ["accuracy", "open_session", "to_onnx"]
 
 
 @contextlib.contextmanager
@@ -56,6 +56,8 @@ def to_onnx(
                 assert written is not None
                 onnx.save(_tidied(written.model_proto), str(temporary))
                 onnx.checker.check_model(str(temporary), full_check=True)
+        except OSError:  # a full disk
+            raise
         except Exception as reason:  # of torch, onnxscript and onnx
             raise ExportError(f"the network cannot be written as ONNX: {first_line(reason)}.") from reason
         session = open_session(temporary)
@@ -80,14 +82,17 @@ def _tidied(model: Any) -> Any:
     return model
 
 
-def open_session(path: Path, threads: int | None = None) -> Any:
-    """The ONNX file in onnxruntime, on ``threads`` threads of the CPU (as many as it likes if None)."""
+def open_session(path: Path, threads: int | None = None, *, spinning: bool = True) -> Any:
+    """The ONNX file in onnxruntime, on ``threads`` threads of the CPU (as many as it likes if None), which wait for
+    work by ``spinning`` or not."""
     with needs_onnx(), quiet():
         import onnxruntime
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
     if threads is not None:
         options.intra_op_num_threads = threads
+    if not spinning:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as reason:  # onnxruntime has an exception for every way to fail

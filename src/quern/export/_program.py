@@ -106,7 +106,7 @@ class Program:
             raise ExportError(f"the network does not take an input of shape {shape}: {first_line(reason)}.") from reason
         outputs = [found] if isinstance(found, Tensor) else found
         if not isinstance(outputs, list | tuple) or not all(isinstance(t, Tensor) for t in outputs):
-            raise ExportError("the network must return a tensor or several, or it cannot be written to a file.")
+            raise ExportError("the network must return a tensor or several of them, not a dict or tuples in tuples.")
         return list(outputs)
 
     def exported(self) -> torch.export.ExportedProgram:

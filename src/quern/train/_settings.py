@@ -62,6 +62,7 @@ class Settings:
         yield 0 <= self.label_smoothing < 1, f"label_smoothing is {self.label_smoothing}, but must be in 0..1"
         yield 0 <= self.ramp <= 1, f"ramp is {self.ramp}, but must be a share of the epochs, from 0 to 1"
         exact = self.optimizer != "adam" or not self.compact_every
+        yield self.penalty is not None or not self.compact_every, "compact_every needs a penalty: nothing dies without"
         yield exact, "compact_every needs exact zeros, which adam does not give: take a proximal optimizer"
         for name in ("schedule", "optimizer", "precision"):
             choices = Settings.__annotations__[name].__args__
