@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as TF
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from quern import functional as F
 from quern import nn as qnn
@@ -80,6 +80,16 @@ def trace(model: nn.Module, concrete: dict[str, Any] | None = None) -> fx.Graph:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def convolution_edges(layer: Any, some: Tensor) -> Tensor:
+    """``(outputs, inputs)`` of a convolution, both over all groups, where ``some``, of the shape of its weight, is
+    True: quaternions, or channels of a real one."""
+    if isinstance(layer, _QConvolution):
+        some = some.any(0)
+    elif layer.transposed:  # (in, out/groups, ...)
+        some = torch.cat([part.transpose(0, 1) for part in some.chunk(layer.groups)])
+    return torch.block_diag(*some.flatten(2).any(2).chunk(layer.groups)).bool()
 
 
 def pads_with_zeros(layer: Any) -> bool:

@@ -40,6 +40,7 @@ from quern.graph import (
     SIZES,
     WITH_NEURONS,
     Tracer,
+    convolution_edges,
     trace,
 )
 from quern.nn._conv import _QConvolution
@@ -235,11 +236,7 @@ def _edges(run: _Pass, layer: nn.Module) -> Tensor:
     if isinstance(layer, qnn.QLinear):
         return some.any(0).repeat(1, len(layer.input_parts))
     assert isinstance(layer, (_QConvolution, *REAL_CONVOLUTIONS))
-    if isinstance(layer, _QConvolution):
-        some = some.any(0)
-    elif layer.transposed:  # (in, out/groups, ...)
-        some = torch.cat([part.transpose(0, 1) for part in some.chunk(layer.groups)])
-    some = torch.block_diag(*some.flatten(2).any(2).chunk(layer.groups)).bool()
+    some = convolution_edges(layer, some)
     return some.repeat(1, len(layer.input_parts)) if isinstance(layer, _QConvolution) else some
 
 

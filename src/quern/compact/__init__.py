@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.fx.node import map_aggregate
 
 from quern import nn as qnn
+from quern.algebra import UNITS
 from quern.compact import _narrow
 from quern.compact._facts import Record
 from quern.compact._plan import Kept, LayerPlan, Plan
@@ -159,13 +160,8 @@ def _layer_plan(record: Record, kept: Tensor) -> LayerPlan:
         width = len(record.inputs)
         for n in chosen.nonzero().flatten().tolist():
             numbers = [float(x) for x in value.constant[n]]
-            if parts == 1:
-                whole = (
-                    _narrow.quaternion(numbers, getattr(layer, "input_parts", "rijk"))
-                    if _is_quaternion(layer)
-                    else None
-                )
-                constants.append((n, whole or tuple(numbers)))
+            if isinstance(layer, WITH_NEURONS):
+                constants.append((n, _narrow.quaternion(numbers, getattr(layer, "input_parts", UNITS))))
             else:
                 constants += [(n + part * width, (x,)) for part, x in enumerate(numbers)]
     still = {k: tuple(units.nonzero().flatten().tolist()) for k, units in record.still.items()}
@@ -175,10 +171,6 @@ def _layer_plan(record: Record, kept: Tensor) -> LayerPlan:
 
 def _stays(units: Sequence[int], outputs: Kept | None) -> bool:
     return outputs is not None and bool(set(units) & set(outputs.indices))
-
-
-def _is_quaternion(layer: nn.Module) -> bool:
-    return isinstance(layer, (*WITH_NEURONS, _QBatchNorm, qnn.QWhiteningBatchNorm2d, qnn.QModReLU))
 
 
 def _input_parts(record: Record) -> int:
@@ -235,7 +227,6 @@ def _narrow_optimizer(
 ) -> None:
     """Make ``optimizer`` that of the parameters ``new``: groups, and the state of each parameter."""
     swap = {id(p): name for name, p in old.items()}
-    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     state = {}
     for group in optimizer.param_groups:
         for p in group["params"]:
@@ -246,10 +237,9 @@ def _narrow_optimizer(
             state[name] = {key: _narrow_state(value, p, new[name], selected.get(name)) for key, value in entry.items()}
     for group in optimizer.param_groups:
         names = [swap.get(id(p)) for p in group["params"]]
-        added = [n for n in new if n not in old and _sibling(n, old) is not None and id(_sibling(n, old)) in known]
-        here = [n for n in added if any(p is _sibling(n, old) for p in group["params"])]
+        added = [n for n in new if n not in old and any(p is _sibling(n, old) for p in group["params"])]
         group["params"] = [p if n is None else new[n] for n, p in zip(names, group["params"], strict=True)]
-        group["params"] += [new[n] for n in here]
+        group["params"] += [new[n] for n in added]
     for p in old.values():
         optimizer.state.pop(p, None)
     for name, entry in state.items():

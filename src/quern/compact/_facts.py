@@ -204,16 +204,16 @@ class Facts:
         axis: int,
         parts: int,
         absorbs: bool,
-        uneven: Tensor | None = None,
+        uneven: bool = False,
     ) -> Value:
-        """A layer with ``edges (outputs, inputs)``. ``uneven`` says which inputs make an output differ from place to
-        place even where they are constant (zero padding), or None if they never do."""
+        """A layer with ``edges (outputs, inputs)``. ``uneven`` if constant inputs make an output that differs from
+        place to place (zero padding)."""
         assert value.ids is not None
         record = self.record(name, layer, value.ids, edges.shape[0])
         record.edges, record.absorbs = edges, absorbs
         record.calls.append(value)
         assert record.outputs is not None
-        moving = value.live if uneven is None else value.live | (value.pushing & uneven)
+        moving = value.live | value.pushing if uneven else value.live
         own = getattr(layer, "constant", None)
         live = (edges & moving).any(1)
         if own is not None:

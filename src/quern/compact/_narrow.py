@@ -293,7 +293,7 @@ def _absorb_recurrent_(layer: _QRecurrent, plan: LayerPlan) -> None:
                 layer.get_parameter(f"weight_ih_{above}")[:, :, shifted] = 0
 
 
-def quaternion(numbers: list[float], input_parts: str = UNITS) -> tuple[float, ...]:
+def quaternion(numbers: list[float], input_parts: str) -> tuple[float, ...]:
     """A constant of some components as a whole quaternion."""
     found = dict(zip(input_parts, numbers, strict=True))
     return tuple(found.get(part, 0.0) for part in UNITS)

@@ -25,6 +25,7 @@ from quern.graph import (
     QUATERNION_POOLS,
     REAL_CONVOLUTIONS,
     Tracer,
+    convolution_edges,
     pads_with_zeros,
     trace,
 )
@@ -217,16 +218,17 @@ class _Reader(FunctionRules):
         parts = _parts(layer) if quaternion else (self._grain(layer, value, axis) if layer.groups == 1 else 1)
         value = self.facts.followed(value, x, axis, parts)
         uneven = pads_with_zeros(layer)
+        edges = convolution_edges(layer, nonzero(layer.weight))
         return self.facts.weighted(
             name,
             layer,
             value,
             out,
-            convolution_edges(layer, parts),
+            edges if quaternion else edges.unflatten(1, (parts, -1)).any(1),
             axis=axis,
             parts=4 if quaternion else 1,
             absorbs=quaternion or not uneven,
-            uneven=torch.ones(len(value.live), dtype=torch.bool) if uneven else None,
+            uneven=uneven,
         )
 
     def _batch_norm(self, name: str, layer: Any, value: Value, x: Tensor, out: Tensor) -> Value:
@@ -285,14 +287,3 @@ def _weighs_padding(layer: Any) -> bool:
     """Whether an average pooling gives another value at the border for a constant."""
     padding = layer.padding if isinstance(layer.padding, tuple) else (layer.padding,)
     return (any(padding) and layer.count_include_pad) or getattr(layer, "divisor_override", None) is not None
-
-
-def convolution_edges(layer: Any, parts: int) -> Tensor:
-    """``(outputs, inputs)`` of a convolution, both over all groups: True where a weight is not zero."""
-    some = nonzero(layer.weight)
-    if isinstance(layer, _QConvolution):
-        some = some.any(0)
-    elif layer.transposed:  # (in, out/groups, ...)
-        some = torch.cat([part.transpose(0, 1) for part in some.chunk(layer.groups)])
-    some = torch.block_diag(*some.flatten(2).any(2).chunk(layer.groups)).bool()
-    return some if isinstance(layer, _QConvolution) else some.unflatten(1, (parts, -1)).any(1)
