@@ -7,8 +7,7 @@ READY := .venv/.ready
 
 demo: $(READY)
 	rm -rf runs/demo
-	$(BIN)/quern train --penalty rql --lambda 15 --epochs 20 --heal 20 --lr 5e-3 --no-heal-dropout --out runs/demo
-	$(BIN)/quern compact runs/demo --out runs/demo/small.safetensors
+	$(BIN)/quern compress --max-params 1000 --out runs/demo
 
 test: check
 	$(BIN)/python -m pytest -n 2 -q -m "not unchecked"

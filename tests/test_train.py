@@ -15,7 +15,6 @@ from torch import nn
 from quern import checkpoint, io, models
 from quern import nn as qnn
 from quern.data import Images, ImageSet, digits
-from quern.distributed import Team
 from quern.errors import CompactionError, TrainingError
 from quern.penalties import L1, RQ, RQL, GammaL1
 from quern.train import Result, Settings, augment, derived_seed, evaluate, fit
@@ -132,7 +131,7 @@ def test_a_history_line_has_what_a_reader_wants(images: ImageSet) -> None:
     assert line["lr"] == settings.lr
     assert line["images_per_second"] == pytest.approx(320 / line["seconds"], rel=0.5)
     assert line["peak_memory_mb"] > 50
-    loss, accuracy = evaluate(model, images.val, images.normalize, Team())
+    loss, accuracy = evaluate(model, [(images.normalize(images.val.pixels), images.val.labels)])
     assert (line["val_loss"], line["val_accuracy"]) == (pytest.approx(loss), accuracy)
 
 

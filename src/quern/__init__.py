@@ -20,16 +20,20 @@ if TYPE_CHECKING:
         nn,
         optim,
         penalties,
+        pipeline,
         sparsity,
+        steering,
         testing,
         train,
     )
+    from quern.pipeline import compress
 
 __version__ = "0.1.0"
 __all__ = [
     "algebra",
     "bench",
     "compact",
+    "compress",
     "data",
     "export",
     "folding",
@@ -39,13 +43,17 @@ __all__ = [
     "nn",
     "optim",
     "penalties",
+    "pipeline",
     "sparsity",
+    "steering",
     "testing",
     "train",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "compress":
+        return importlib.import_module("quern.pipeline").compress
     if name in __all__:
         return importlib.import_module(f"quern.{name}")
     raise AttributeError(f"module 'quern' has no attribute {name!r}")

@@ -26,7 +26,7 @@ from quern.sparsity import measure
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-__all__ = ["Bench", "Model", "Timing", "bench"]
+__all__ = ["Bench", "Model", "Timing", "bench", "time_onnx"]
 
 Engine = Literal["torch", "onnxruntime"]
 MIN_SECONDS = 0.01  # a call that is shorter is repeated until it takes so long, and divided
@@ -165,6 +165,14 @@ def bench(
     return Bench(tuple(facts), tuple(timings), shape, repeats)
 
 
+def time_onnx(
+    files: dict[str, Path], shape: Sequence[int], *, batch: int = 1, threads: int = 1, repeats: int = 30
+) -> dict[str, Timing]:
+    """Time ONNX files that take ``(batch, *shape)`` in onnxruntime, in turns."""
+    found = _timings("onnxruntime", dict(files), files, tuple(shape), batch, threads, repeats)
+    return {timing.model: timing for timing in found}
+
+
 def _prepare(name: str, model: nn.Module | Path, shape: tuple[int, ...], stem: Path, batch: int) -> tuple[Path, Model]:
     """The model's ONNX file, and its sizes."""
     if isinstance(model, Path):
@@ -226,7 +234,8 @@ def _timings(
             calls[name] = _onnx_call(files[name], shape, batch, threads)
         elif not isinstance(model, Path):
             calls[name] = _torch_call(model, shape, batch)
-    torch.set_num_threads(threads)
+    if engine == "torch":
+        torch.set_num_threads(threads)
     often = {}
     for name, call in calls.items():
         for _ in range(3):

@@ -15,7 +15,8 @@ optimizer, so one λ means the same for all of them.
 # pyright: reportPrivateImportUsage=false
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +46,10 @@ def _positive(name: str, value: float, zero: bool = False) -> None:
         raise ValueError(f"{name} is {value}, but it must be {'zero or ' if zero else ''}a positive finite number.")
 
 
+def _scaled(target: Target, factor: float) -> Target:
+    return replace(target, l1=factor * target.l1, group=factor * target.group, square=factor * target.square)
+
+
 class _Proximal(torch.optim.Optimizer):
     """Abstract: an optimizer that knows which of its parameters the penalty acts on."""
 
@@ -57,6 +62,7 @@ class _Proximal(torch.optim.Optimizer):
                 "ProximalAdam(network, penalty), with params= for some of its parameters."
             )
         self._targets: list[Target] = []
+        self.costs: dict[str, float] = {}  # by which `weigh` multiplied
         super().__init__(model.parameters() if params is None else params, {**defaults, "penalty_scale": 1.0})
         group_of = {id(p): n for n, group in enumerate(self.param_groups) for p in group["params"]}
         for target in penalty.targets(model) if penalty is not None else []:
@@ -69,7 +75,7 @@ class _Proximal(torch.optim.Optimizer):
                 self._targets.append(target)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_targets": self._targets}
+        return {**super().__getstate__(), "_targets": self._targets, "costs": self.costs}
 
     def scale_penalty(self, factor: float) -> None:
         """Multiply the penalty by ``factor`` from now on (a λ schedule); 0 switches it off. Saved with the state."""
@@ -81,11 +87,42 @@ class _Proximal(torch.optim.Optimizer):
         """The penalty's value, at its full strength; not normalised anew for a network that was made smaller."""
         return sum((target.value() for target in self._targets), torch.zeros(()))
 
+    def weigh(self, costs: dict[str, float]) -> None:
+        """Multiply the penalty of each parameter by its cost, by name; those without a name here keep theirs. A second
+        call takes the place of the first."""
+        for name, cost in costs.items():
+            _positive(f"the cost of {name}", cost)
+        now = {**self.costs, **costs}
+        self._targets = [_scaled(t, now.get(t.names[0], 1) / self.costs.get(t.names[0], 1)) for t in self._targets]
+        self.costs = now
+
     def replace_parameters(self, new: dict[int, nn.Parameter]) -> None:
         """Shrink the parameters ``new[id(old)]`` in place of the old ones, as strongly as those."""
         self._targets = [
             replace(target, parameters=tuple(new.get(id(p), p) for p in target.parameters)) for target in self._targets
         ]
+
+    @contextmanager
+    def ahead(self, steps: float) -> Iterator[None]:
+        """Inside the block, the parameters are where the penalty alone would lead them in ``steps`` steps at full
+        strength, as if the loss did not pull. Parameters that were never moved stay where they are."""
+        _positive("steps", steps, zero=True)
+        group_of = {id(p): group for group in self.param_groups for p in group["params"]}
+        found = [target for target in self._targets if all(self.state.get(p) for p in target.parameters)]
+        rates = [self._rate(group_of[id(target.parameters[0])], target.parameters[0]) for target in found]
+        metrics = [metric for _, metric in rates if metric is not None]
+        kept = [(p, p.detach().clone()) for target in found for p in target.parameters]
+        try:
+            shrink_(found, [steps * step for step, _ in rates], metrics or None)
+            yield
+        finally:
+            with torch.no_grad():
+                for p, value in kept:
+                    p.copy_(value)
+
+    def _rate(self, group: dict[str, Any], parameter: Tensor) -> tuple[float, Tensor | None]:
+        """The step by which a parameter shrinks, and, if it is not 1, the metric it shrinks in."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -193,21 +230,32 @@ class ProximalAdam(_Proximal):
             counts.append(state["step"])
         if any(g.is_sparse for g in gradients):
             raise ValueError("ProximalAdam does not take sparse gradients.")
-        squares, sizes = self._squares(parameters, gradients)
+        squares = self._squares(parameters, gradients)
         if group["weight_decay"]:
             torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
         torch._foreach_add_(counts, 1)
         torch._foreach_lerp_(m, gradients, 1 - beta1)
         torch._foreach_lerp_(v, squares, 1 - beta2)
-        steps = [count.item() for count in counts]
-        metrics = torch._foreach_sqrt(v)
+        metrics, steps = self._metrics(group, parameters)
+        torch._foreach_addcdiv_(parameters, m, metrics, [-lr / (1 - beta1**n) for n in steps])
+        return lr, metrics
+
+    def _metrics(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[float]]:
+        """The root of the mean squared gradients of every parameter, and how often it was moved."""
+        beta2, states = group["betas"][1], [self.state[p] for p in parameters]
+        steps = [state["step"].item() for state in states]
+        paired = {id(p) for pair in self._pairs if all(self.state.get(q) for q in pair) for p in pair}
+        sizes = [5 if id(p) in paired else 4 if id(p) in self._shared else 1 for p in parameters]
+        metrics = torch._foreach_sqrt([state["exp_avg_sq"] for state in states])
         torch._foreach_mul_(metrics, [(size * (1 - beta2**n)) ** -0.5 for size, n in zip(sizes, steps, strict=True)])
         torch._foreach_add_(metrics, group["eps"])
-        torch._foreach_addcdiv_(parameters, m, metrics, [-lr / (1 - beta1**n) for n in steps])
-        return lr, list(metrics)
+        return list(metrics), steps
 
-    def _squares(self, parameters: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor], list[int]]:
-        """The squared gradients, summed where they are shared, and the numbers of those in each sum."""
+    def _rate(self, group: dict[str, Any], parameter: Tensor) -> tuple[float, Tensor]:
+        return float(group["lr"]), self._metrics(group, [parameter])[0][0]
+
+    def _squares(self, parameters: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+        """The squared gradients, summed where they are shared."""
         shared = [n for n, p in enumerate(parameters) if id(p) in self._shared]
         rows = [gradients[n].unbind() for n in shared]
         sums: Sequence[Tensor] = []
@@ -218,14 +266,12 @@ class ProximalAdam(_Proximal):
                 torch._foreach_addcmul_(sums, part, part)
         summed = dict(zip(shared, sums, strict=True))
         squares = [summed[n] if n in summed else g * g for n, g in enumerate(gradients)]
-        sizes = [4 if n in summed else 1 for n in range(len(gradients))]
         place = {id(p): n for n, p in enumerate(parameters)} if self._pairs else {}
         for scale, shift in self._pairs:
             a, b = place.get(id(scale)), place.get(id(shift))
             if a is not None and b is not None:
                 squares[a] = squares[b] = squares[a] + squares[b]
-                sizes[a] = sizes[b] = 5
-        return squares, sizes
+        return squares
 
 
 class ProximalSGD(_Proximal):
@@ -270,6 +316,9 @@ class ProximalSGD(_Proximal):
             directions = torch._foreach_add(directions, buffers, alpha=momentum) if group["nesterov"] else buffers
         torch._foreach_add_(parameters, directions, alpha=-lr)
         return lr / (1 - momentum), None
+
+    def _rate(self, group: dict[str, Any], parameter: Tensor) -> tuple[float, None]:  # noqa: ARG002
+        return float(group["lr"]) / (1 - group["momentum"]), None
 
 
 class FrozenZeros:

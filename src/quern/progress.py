@@ -24,7 +24,8 @@ def summary(line: dict[str, Any], total: int) -> str:
     return (
         f"epoch {line['epoch']:>{len(str(total))}}/{total} {line['phase']:<6}  loss {line['loss']:.4f}  "
         f"val {line['val_accuracy']:.2%}  zero: components {line['component_sparsity']:.1%}, "
-        f"quaternions {line['quaternion_sparsity']:.1%}, neurons {line['neuron_sparsity']:.1%}  {line['seconds']:.1f} s"
+        f"quaternions {line['quaternion_sparsity']:.1%}, neurons {line['neuron_sparsity']:.1%}  "
+        f"{line['parameters']:,} parameters  {line['seconds']:.1f} s"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import quern
-from quern.cli import _data, _models, _train
+from quern.cli import _compress, _data, _models, _train
 from quern.cli._console import err_console, say
 from quern.errors import QuernError, Stopped
 
@@ -21,6 +21,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+app.command(epilog=_compress.EXAMPLES)(_compress.compress)
 app.command(epilog=_train.EXAMPLES)(_train.train)
 app.command()(_train.show)
 app.command()(_models.compact)

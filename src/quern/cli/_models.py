@@ -28,7 +28,7 @@ DataSet = Annotated[
 DataDir = Annotated[Path | None, typer.Option(help="A folder with the original files of the data set.")]
 
 
-def _file(path: Path) -> Path:
+def network_file(path: Path) -> Path:
     """A run's folder stands for its network."""
     if not path.is_dir():
         return path
@@ -42,7 +42,7 @@ def _file(path: Path) -> Path:
 def _open(path: Path) -> tuple["nn.Module", dict[str, Any]]:
     from quern import io
 
-    path = _file(path)
+    path = network_file(path)
     return io.load(path), io.describe(path)
 
 
@@ -111,7 +111,7 @@ def compact(
         metrics["test_accuracy"] = right[1] / count
         result |= {"right": right, "images": count, "classified_differently": differ}
     io.save(small, out, metrics=metrics, images=about["images"])
-    sizes = [_file(model).stat().st_size, out.stat().st_size]
+    sizes = [network_file(model).stat().st_size, out.stat().st_size]
     lines.append(f"{out}: {sizes[1]:,} bytes (before {sizes[0]:,})")
     say("\n".join(lines), err_console if json_ else out_console)
     if json_:

@@ -105,15 +105,12 @@ def train(
     json_: Json = False,
 ) -> None:
     """Train a network, to exact zeros if there is a penalty."""
-    given = {name for name in context.params if _explicit(context, name)}
     if resume:
-        config = _resumed(out, given)
+        config = resumed(out, {name for name in context.params if explicit(context, name)}, _CONFIG)
     else:
         config = {
             "command": shlex.join(["quern", *sys.argv[1:]]),
-            "dataset": str(Path(dataset).resolve())
-            if Path(dataset).exists() and dataset not in _DEFAULT_MODELS
-            else dataset,
+            "dataset": dataset_name(dataset),
             "data_dir": str(data_dir.resolve()) if data_dir else None,
             "image_size": image_size,
             "model": model,
@@ -122,7 +119,7 @@ def train(
             "settings": {
                 **{k: v for k, v in context.params.items() if k in _SETTINGS},
                 "batch": batch,
-                "penalty": _penalty(penalty, lambda_, plain_sums),
+                "penalty": penalty_terms(penalty, lambda_, plain_sums),
             },
         }
     _train(config, out, resume, tensorboard, quiet, json_)
@@ -147,18 +144,19 @@ _SETTINGS = (
 _ALLOWED_ON_RESUME = {"out", "resume", "tensorboard", "quiet", "json_"}
 
 
-def _explicit(context: typer.Context, name: str) -> bool:
+def explicit(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 
 
-def _resumed(out: Path | None, given: set[str]) -> dict[str, Any]:
+def resumed(out: Path | None, given: set[str], keys: tuple[str, ...]) -> dict[str, Any]:
+    """The settings that a run was begun with; ``given`` are the options of the command that goes on with it."""
     if out is None:
         raise TrainingError("--resume needs the folder of the run: say --out FOLDER.")
     if extra := sorted(given - _ALLOWED_ON_RESUME):
         options = ", ".join(f"--{name.strip('_').replace('_', '-')}" for name in extra)
         raise TrainingError(f"a run goes on with its own settings: leave out {options}.")
-    return _read_json(out / "config.json", "the settings of a run", _CONFIG)
+    return _read_json(out / "config.json", "the settings of such a run", keys)
 
 
 _CONFIG = ("command", "dataset", "data_dir", "image_size", "model", "options", "threads", "settings", "sums")
@@ -177,7 +175,10 @@ def _read_json(path: Path, what: str, keys: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def _penalty(names: list[str] | None, weights: list[float] | None, plain_sums: bool) -> list[dict[str, Any]] | None:
+def penalty_terms(
+    names: list[str] | None, weights: list[float] | None, plain_sums: bool
+) -> list[dict[str, Any]] | None:
+    """The sum of the penalties that were asked for, as plain values."""
     names, weights = names or [], weights or []
     if len(names) != len(weights):
         raise TrainingError(
@@ -207,28 +208,21 @@ def _penalty(names: list[str] | None, weights: list[float] | None, plain_sums: b
 def _train(config: dict[str, Any], out: Path | None, resume: bool, tensorboard: bool, quiet: bool, json_: bool) -> None:
     import torch
 
-    from quern import data, train
+    from quern import train
     from quern.environment import facts
     from quern.files import write_text
 
-    if config["threads"] is not None:
-        if config["threads"] < 1:
-            raise TrainingError(f"--threads is {config['threads']}, but there must be at least one.")
-        torch.set_num_threads(config["threads"])
+    set_threads(config["threads"])
     leads = os.environ.get("RANK", "0") == "0"
     train.Settings.from_dict({**config["settings"], "batch": config["settings"]["batch"] or 1})  # before any download
     if leads and not resume and out is not None and (out / "last.safetensors").exists():
         raise TrainingError(f"{out} already holds a run: go on with --resume, or choose another folder.")
-    with Fetching(quiet or not leads) as progress:
-        size, folder = config["image_size"], config["data_dir"]
-        images = data.load(config["dataset"], Path(folder) if folder else None, size, progress)
-    if resume and config["sums"] != images.sums:
-        raise TrainingError(f"{config['dataset']} is not the data that {out} was trained on: its SHA-256 sums differ.")
+    images = images_of(config, out, resume, quiet or not leads)
     if config["settings"]["batch"] is None:
         config["settings"]["batch"] = min(64 if images.name == "digits" else 400, len(images.train))
     settings = train.Settings.from_dict(config["settings"])
     torch.manual_seed(settings.seed)
-    network = _build(config, images)
+    network = build(config, images)
     if settings.penalty is not None:
         try:
             settings.penalty.targets(network)
@@ -242,13 +236,13 @@ def _train(config: dict[str, Any], out: Path | None, resume: bool, tensorboard: 
             write_text(out / "config.json", json.dumps(config, indent=1))
         except OSError as reason:
             raise TrainingError(f"{out} cannot be written to ({reason.strerror}): choose another --out.") from reason
-    watchers = _watchers(out, tensorboard, quiet, leads)
+    told = watchers(out, tensorboard, quiet, leads)
     if leads and not quiet:
         count = sum(p.numel() for p in network.parameters())
-        said = f"{_model_name(config, images)}: {count:,} parameters; "
+        said = f"{model_name(config, images)}: {count:,} parameters; "
         said += f"{images.name}: {len(images.train):,} images to train, {len(images.val):,} to validate; "
         say(f"{said}{_phases(settings)}", err_console)
-    result = train.fit(network, images, settings, out, resume, watchers)
+    result = train.fit(network, images, settings, out, resume, told)
     if leads and not quiet:
         _print_result(result, settings, err_console if json_ else out_console)
         if out is not None:
@@ -257,43 +251,69 @@ def _train(config: dict[str, Any], out: Path | None, resume: bool, tensorboard: 
         typer.echo(json.dumps({k: v for k, v in result.to_dict().items() if k != "history"}))
 
 
+def set_threads(threads: int | None) -> None:
+    import torch
+
+    if threads is not None:
+        if threads < 1:
+            raise TrainingError(f"--threads is {threads}, but there must be at least one.")
+        torch.set_num_threads(threads)
+
+
+def dataset_name(dataset: str) -> str:
+    """A path as it is known from any folder; the names of data sets as they are."""
+    return str(Path(dataset).resolve()) if Path(dataset).exists() and dataset not in _DEFAULT_MODELS else dataset
+
+
+def images_of(config: dict[str, Any], out: Path | None, resume: bool, quiet: bool) -> "ImageSet":
+    """The data set of a run, which must be what it was when the run goes on."""
+    from quern import data
+
+    with Fetching(quiet) as progress:
+        folder = config["data_dir"]
+        images = data.load(config["dataset"], Path(folder) if folder else None, config["image_size"], progress)
+    if resume and config["sums"] != images.sums:
+        raise TrainingError(f"{config['dataset']} is not the data that {out} was trained on: its SHA-256 sums differ.")
+    return images
+
+
 def _phases(settings: "Settings") -> str:
     parts = [(settings.warmup, "to warm up"), (settings.epochs, f"with {settings.penalty}" if settings.penalty else "")]
     parts.append((settings.heal, "to heal"))
     return ", ".join(f"{count} epochs {what}".strip() for count, what in parts if count)
 
 
-def _watchers(out: Path | None, tensorboard: bool, quiet: bool, leads: bool) -> list[Any]:
+def watchers(out: Path | None, tensorboard: bool, quiet: bool, leads: bool) -> list[Any]:
     from quern import progress
 
     if not leads:
         return []
-    watchers: list[Any] = []
+    found: list[Any] = []
     if not quiet:
-        watchers.append(progress.Bar(err_console) if err_console.is_terminal else progress.Lines(err_console))
+        found.append(progress.Bar(err_console) if err_console.is_terminal else progress.Lines(err_console))
     if tensorboard:
         if out is None:
             raise TrainingError("--tensorboard writes into the run's folder: say --out FOLDER.")
         try:
-            watchers.append(progress.Events(out / "events"))
+            found.append(progress.Events(out / "events"))
         except ImportError:
             raise TrainingError("--tensorboard needs the tensorboard package: pip install tensorboard.") from None
-    return watchers
+    return found
 
 
 _DEFAULT_MODELS = {"mnist": "mnist_qcnn", "cifar10": "cifar_qcnn", "digits": "digits_qcnn"}
 
 
-def _model_name(config: dict[str, Any], images: "ImageSet") -> str:
+def model_name(config: dict[str, Any], images: "ImageSet") -> str:
     return config["model"] or _DEFAULT_MODELS.get(images.name, "qresnet20")
 
 
-def _build(config: dict[str, Any], images: "ImageSet") -> "nn.Module":
+def build(config: dict[str, Any], images: "ImageSet") -> "nn.Module":
     import torch
 
     from quern import models
 
-    name = _model_name(config, images)
+    name = model_name(config, images)
     if name not in models.BUILDERS:
         raise TrainingError(f"there is no network {name}: choose among {', '.join(models.BUILDERS)}.")
     options = {**config["options"], "classes": len(images.classes)}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from quern.errors import ExportError
 from quern.export._program import ExportReport, Pixels, Program, first_line, quiet, writing
 
-__all__ = ["accuracy", "open_session", "to_onnx"]
+__all__ = ["accuracy", "check_onnx", "open_session", "to_onnx"]
 
 
 @contextlib.contextmanager
@@ -22,6 +22,14 @@ def needs_onnx() -> Iterator[None]:
         raise ExportError(
             f"ONNX needs packages that are not installed ({first_line(reason)}): pip install 'quern[onnx]'."
         ) from reason
+
+
+def check_onnx() -> None:
+    """One sentence if the packages to write and run ONNX with are not installed."""
+    with needs_onnx(), quiet():
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401, what torch writes ONNX with
 
 
 def to_onnx(
@@ -37,9 +45,9 @@ def to_onnx(
     It takes batches of any size and has its weights in the one file. ``example`` is some input of the network (raw
     images with ``pixels``), on which onnxruntime must give the scores that ``model.eval()`` gives, up to rounding.
     """
-    with needs_onnx(), quiet():
-        import onnx
-        import onnxscript  # noqa: F401, what torch writes ONNX with
+    check_onnx()
+    import onnx
+
     path, program = Path(path), Program(model, example, pixels)
     exported, count = program.exported(), len(program.outputs)
     with writing(path) as temporary:

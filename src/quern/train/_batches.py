@@ -1,14 +1,18 @@
-"""What a network is shown: seeds, random shifts, and images to be judged by."""
+"""What a network is shown: batches of images or of the user's own, seeds, random shifts."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quern.data import Images
+from quern.data import Images, ImageSet
 from quern.distributed import Team
+from quern.errors import TrainingError
+from quern.train._settings import Settings
 
 EVALUATION_BATCH = 1000
 
@@ -44,22 +48,166 @@ def augment(
     return pixels
 
 
+@dataclass(frozen=True, eq=False)
+class Loaders:
+    """Batches of your own: each is an iterable of pairs (input, class numbers), such as a ``DataLoader``.
+
+    ``train`` is gone through once an epoch and needs a length; what it draws from torch's global generator is the same
+    in a training that was resumed. ``test`` is ``val`` if there is none.
+    """
+
+    train: Iterable[Any]
+    val: Iterable[Any]
+    test: Iterable[Any] | None = None
+
+
+class Batch(NamedTuple):
+    """Inputs, class numbers, the teacher's scores if there is one, and the batch's weight among the processes."""
+
+    x: Tensor
+    labels: Tensor
+    taught: Tensor | None
+    share: float
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Where a training gets its batches from."""
+
+    steps: int
+    example: Tensor
+
+    def batches(self, epoch: int, first: int, teacher: nn.Module | None) -> Iterator[Batch]: ...
+    def val(self) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def test(self) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def about(self) -> dict[str, Any] | None: ...
+
+
+def source(data: ImageSet | Loaders, settings: Settings, crew: Team, device: torch.device) -> Source:
+    return (_FromImages if isinstance(data, ImageSet) else _FromLoaders)(data, settings, crew, device)  # pyright: ignore
+
+
+class _FromImages:
+    def __init__(self, data: ImageSet, settings: Settings, crew: Team, device: torch.device) -> None:
+        self.data, self.settings, self.crew, self.device = data, settings, crew, device
+        if len(data.train) < settings.batch:
+            raise TrainingError(
+                f"the batch is {settings.batch}, but there are {len(data.train)} images to train on: "
+                f"say --batch {len(data.train)} or less."
+            )
+        if settings.batch < crew.size:
+            raise TrainingError(f"a batch of {settings.batch} cannot be shared by {crew.size} processes.")
+        self.steps = len(data.train) // settings.batch
+        self.example = data.normalize(data.train.pixels[:2].to(device))
+        self.taught: Tensor | None = None
+
+    def batches(self, epoch: int, first: int, teacher: nn.Module | None) -> Iterator[Batch]:
+        settings, train, mine = self.settings, self.data.train, self.crew.share(self.settings.batch)
+        if teacher is not None and self.taught is None:
+            self.taught = self._teach(teacher)
+        generator = torch.Generator().manual_seed(derived_seed(settings.seed, "order", epoch))
+        order = torch.randperm(len(train), generator=generator)
+        for step in range(first, self.steps):
+            chosen = order[step * settings.batch : (step + 1) * settings.batch][mine]
+            pixels, labels = train.pixels[chosen], train.labels[chosen].to(self.device)
+            if settings.crop or settings.flip:
+                generator = torch.Generator().manual_seed(derived_seed(settings.seed, "augment", epoch, step))
+                pixels = augment(pixels, settings.crop, settings.flip, generator, mine, settings.batch)
+            # Gradients are averaged over processes; the share makes that the average of the whole batch.
+            share = self.crew.size * len(labels) / settings.batch
+            taught = self.taught[chosen].to(self.device) if teacher is not None and self.taught is not None else None
+            yield Batch(self.data.normalize(pixels.to(self.device)), labels, taught, share)
+
+    @torch.no_grad()
+    def _teach(self, teacher: nn.Module) -> Tensor:
+        """The teacher's scores for every image, once: not for every way to shift it, and where images are mirrored the
+        mean of both ways."""
+        scores = []
+        for pixels in self.data.train.pixels.split(EVALUATION_BATCH):
+            x = self.data.normalize(pixels.to(self.device))
+            seen = teacher(x).float()
+            scores.append(((seen + teacher(x.flip(3)).float()) / 2 if self.settings.flip else seen).cpu())
+        return torch.cat(scores)
+
+    def val(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._judged(self.data.val)
+
+    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._judged(self.data.test)
+
+    def _judged(self, images: Images) -> Iterator[tuple[Tensor, Tensor]]:
+        mine = self.crew.share(len(images))
+        parts = (images.pixels[mine].split(EVALUATION_BATCH), images.labels[mine].split(EVALUATION_BATCH))
+        for pixels, labels in zip(*parts, strict=True):
+            yield self.data.normalize(pixels.to(self.device)), labels.to(self.device)
+
+    def about(self) -> dict[str, Any]:
+        return self.data.about()
+
+
+class _FromLoaders:
+    def __init__(self, data: Loaders, settings: Settings, crew: Team, device: torch.device) -> None:
+        self.data, self.seed, self.device = data, settings.seed, device
+        if crew.size > 1:
+            raise TrainingError("loaders of your own are for one process: train on a quern.data.ImageSet with several.")
+        if settings.crop or settings.flip:
+            raise TrainingError("crop and flip are for images of quern.data: let your own loader do it.")
+        if not isinstance(data.train, Sized) or len(data.train) == 0:
+            raise TrainingError("the loader to train with must have a length, of at least one batch.")
+        self.steps = len(data.train)
+        self.example = next(self.val(), (torch.empty(0),))[0][:2]
+        if not len(self.example):
+            raise TrainingError("the loader to validate with has no batches.")
+
+    def batches(self, epoch: int, first: int, teacher: nn.Module | None) -> Iterator[Batch]:
+        torch.manual_seed(derived_seed(self.seed, "order", epoch))
+        found = iter(self.data.train)
+        for step in range(self.steps):
+            torch.manual_seed(derived_seed(self.seed, "load", epoch, step))
+            pair = next(found, None)
+            if pair is None:
+                raise TrainingError(f"the loader to train with ended after {step} of its {self.steps} batches.")
+            if step < first:
+                continue  # done before the training was stopped
+            x, labels = self._pair(pair)
+            with torch.no_grad():
+                taught = teacher(x).float() if teacher is not None else None
+            yield Batch(x, labels, taught, 1.0)
+
+    def val(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return map(self._pair, self.data.val)
+
+    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return map(self._pair, self.data.val if self.data.test is None else self.data.test)
+
+    def _pair(self, pair: Any) -> tuple[Tensor, Tensor]:
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(t, Tensor) for t in pair)):
+            raise TrainingError("a loader must give pairs of tensors: inputs, and a class number for each.")
+        x, labels = pair
+        if labels.dim() != 1 or labels.is_floating_point() or len(labels) != len(x):
+            raise TrainingError(
+                f"a loader gave {len(x)} inputs with labels of shape {tuple(labels.shape)} and type {labels.dtype}, "
+                "but each input needs one class number."
+            )
+        return x.to(self.device), labels.long().to(self.device)
+
+    def about(self) -> None:
+        return None
+
+
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, images: Images, normalize: Callable[[Tensor], Tensor], crew: Team
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], crew: Team | None = None
 ) -> tuple[float, float]:
     """Mean cross-entropy and accuracy in eval mode; the model is left in the mode it was in."""
     training = model.training
-    device = next(model.parameters()).device
     model.eval()
-    mine = crew.share(len(images))
-    loss, right = 0.0, 0.0
-    for pixels, labels in zip(
-        images.pixels[mine].split(EVALUATION_BATCH), images.labels[mine].split(EVALUATION_BATCH), strict=True
-    ):
-        scores, labels = model(normalize(pixels.to(device))), labels.to(device)
+    loss, right, count = 0.0, 0.0, 0.0
+    for x, labels in batches:
+        scores = model(x)
         loss += float(F.cross_entropy(scores.float(), labels, reduction="sum"))
         right += float((scores.argmax(1) == labels).sum())
+        count += len(labels)
     model.train(training)
-    loss, right = crew.sum(loss, right)
-    return loss / len(images), right / len(images)
+    loss, right, count = (crew or Team()).sum(loss, right, count)
+    return loss / max(1, count), right / max(1, count)

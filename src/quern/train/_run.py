@@ -26,8 +26,11 @@ from quern.errors import Stopped, TrainingError
 from quern.files import write_text
 from quern.optim import FrozenZeros, ProximalAdam, ProximalSGD, freeze_zeros
 from quern.sparsity import Sparsity, measure
-from quern.train._batches import augment, derived_seed, evaluate
+from quern.train._batches import Batch, Loaders, Source, derived_seed, evaluate, source
 from quern.train._settings import Phase, Settings
+
+MILESTONES = 20  # of a grinding that is steered
+TEMPERATURE = 4.0
 
 
 @runtime_checkable
@@ -62,13 +65,39 @@ class Result:
         return Result(**{**own, "history": tuple(own["history"])})
 
 
+@dataclass(frozen=True)
+class Grinding:
+    """A training under its penalty, as a :class:`Steer` sees it: the network and its optimizer, the number of this
+    milestone (from 0), the steps to the next one, and what the steering wants to remember (plain values; they are saved
+    with the training)."""
+
+    model: nn.Module
+    optimizer: ProximalAdam | ProximalSGD
+    milestone: int
+    steps: float
+    memory: dict[str, Any]
+
+
+@runtime_checkable
+class Steer(Protocol):
+    """Steers a grinding at each of the ``MILESTONES`` that part it into equal parts. First it says what to ``remove``
+    at once, besides what died; then the ``strength``, the factor of λ from here on. None as strength ends the grinding:
+    what is zero stays so, and its epochs go on without the penalty."""
+
+    def remove(self, now: Grinding) -> Plan | None: ...
+    def strength(self, now: Grinding) -> float | None: ...
+
+
 def fit(
     model: nn.Module,
-    data: ImageSet,
+    data: ImageSet | Loaders,
     settings: Settings,
     out: Path | None = None,
     resume: bool = False,
     watchers: Sequence[Watcher] = (),
+    *,
+    teacher: nn.Module | None = None,
+    steer: Steer | None = None,
 ) -> Result:
     """Train ``model`` on ``data`` and leave it with the weights of the best epoch, in eval mode.
 
@@ -79,6 +108,8 @@ def fit(
     ``best.safetensors`` (the best weights so far) and ``history.jsonl``; at the end ``result.json`` and the network as
     ``model.safetensors``, for :func:`quern.io.load`. ``resume`` goes on from there, or begins if no epoch was finished.
     Under torchrun the processes share each batch, by DistributedDataParallel.
+
+    ``teacher`` gives the answers for ``settings.distill``; ``steer`` chooses λ in place of ``settings.ramp``.
     """
     try:
         device = torch.device(settings.device)
@@ -91,7 +122,13 @@ def fit(
         if device.type == "cuda" and device.index is None:  # the one that the team chose for this process
             device = torch.device("cuda", torch.cuda.current_device())
         with torch.random.fork_rng(devices=[] if device.index is None else [device.index], device_type=device.type):
-            run = _Run(model.to(device), data, settings, out, crew, watchers if crew.leads else (), device)
+            if steer is not None and (crew.size > 1 or settings.optimizer == "adam" or settings.penalty is None):
+                raise TrainingError("λ is steered in one process, with a penalty and a proximal optimizer.")
+            if (teacher is None) == bool(settings.distill):
+                raise TrainingError("distill needs a teacher, and a teacher a share to distill.")
+            teacher = None if teacher is None else teacher.to(device).eval()
+            batches = source(data, settings, crew, device)
+            run = _Run(model.to(device), batches, settings, out, crew, watchers if crew.leads else (), teacher, steer)
             return run.run(resume)
 
 
@@ -104,26 +141,19 @@ class _Run:
     def __init__(
         self,
         model: nn.Module,
-        data: ImageSet,
+        source: Source,
         settings: Settings,
         out: Path | None,
         crew: Team,
         watchers: Sequence[Watcher],
-        device: torch.device,
+        teacher: nn.Module | None,
+        steer: Steer | None,
     ) -> None:
-        self.model, self.data, self.settings, self.out, self.crew = model, data, settings, out, crew
-        self.watchers = watchers
-        if len(data.train) < settings.batch:
-            raise TrainingError(
-                f"the batch is {settings.batch}, but there are {len(data.train)} images to train on: "
-                f"say --batch {len(data.train)} or less."
-            )
-        if settings.batch < crew.size:
-            raise TrainingError(f"a batch of {settings.batch} cannot be shared by {crew.size} processes.")
-        self.steps = len(data.train) // settings.batch
-        self.device = device
+        self.model, self.source, self.settings, self.out, self.crew = model, source, settings, out, crew
+        self.watchers, self.teacher, self.steer = watchers, teacher, steer
+        self.steps, self.example = source.steps, source.example
+        self.device = source.example.device
         self.optimizer = _optimizer(model, settings)
-        self.example = data.normalize(data.train.pixels[:2].to(device))
         self.whole = measure(model, self.example)
         if settings.compact_every:
             plan(model, self.example)  # a network that cannot be compacted says so now, not after hours
@@ -131,7 +161,8 @@ class _Run:
         self.frozen: FrozenZeros | None = None
         # Plain values, so that they are saved as they are. `epoch` and `step` are the next ones to do.
         self.state: dict[str, Any] = {"epoch": 0, "step": 0, "loss": 0.0, "seconds": 0.0, "history": [], "best": None}
-        self.state |= {"processes": crew.size, "plan": None}
+        self.state |= {"processes": crew.size, "plan": None, "images": 0}
+        self.state |= {"strength": 0.0, "steered": {}, "enough": False}
         self.best: dict[str, Tensor] | None = None  # the best network, where this process has seen it
         self.stop_signal: int | None = None
 
@@ -165,12 +196,39 @@ class _Run:
         self.parallel = DistributedDataParallel(self.model) if self.crew.size > 1 else self.model
         self.parallel.train()
 
-    def _compact(self) -> None:
-        """Remove from the network, and from the optimizer's state, what died."""
-        found = self.crew.from_leader(plan(self.model, self.example) if self.crew.leads else None)
+    def _compact(self, found: Plan | None = None) -> None:
+        """Remove from the network, and from the optimizer's state, what died or what a plan says."""
+        if self.frozen is not None:
+            self.frozen.remove()
+        if found is None:
+            found = self.crew.from_leader(plan(self.model, self.example) if self.crew.leads else None)
+        assert found is not None
+        if found.dead and self.steer is not None:  # left whole, with a weaker λ it comes back to life
+            return
         compact_(self.model, found, self.optimizer)
         before = self.state["plan"]
         self.state["plan"] = (Plan.from_dict(before).then(found) if before else found).structure().to_dict()
+        self._wrap()
+        if self.frozen is not None:
+            self.frozen = freeze_zeros(self.model)
+
+    def _milestone(self, place: int, step: int) -> int | None:
+        """The number of the milestone that falls on a step of the grinding."""
+        whole, number = self.settings.epochs * self.steps, place * self.steps + step
+        now, before = (MILESTONES * n // whole for n in (number, number - 1))
+        return now if now > before else None
+
+    def _steer(self, number: int) -> None:
+        """Let the steering choose λ anew."""
+        assert self.steer is not None
+        assert isinstance(self.optimizer, (ProximalAdam, ProximalSGD))
+        steps = self.settings.epochs * self.steps / MILESTONES
+        now = Grinding(self.model, self.optimizer, number, steps, self.state["steered"])
+        self._compact(self.steer.remove(now))
+        strength = self.steer.strength(now)
+        self.state["strength"], self.state["enough"] = strength or 0.0, strength is None
+        if self.state["enough"]:
+            self.frozen = freeze_zeros(self.model)
 
     def _epoch(self) -> None:
         settings, state, started = self.settings, self.state, time.perf_counter()
@@ -178,14 +236,18 @@ class _Run:
         phase, place, _ = settings.phase(epoch)
         if state["step"] == 0 and settings.compacts_before(epoch):
             self._compact()
-            self._wrap()
         if phase == "heal" and self.frozen is None:
             self.frozen = freeze_zeros(self.model)
-        self._set_dropout(phase)
-        generator = torch.Generator().manual_seed(derived_seed(settings.seed, "order", epoch))
-        order = torch.randperm(len(self.data.train), generator=generator)
+        teacher = self.teacher if phase == "heal" else None
+        batches = self.source.batches(epoch, state["step"], teacher)
         while state["step"] < self.steps:
-            self._step(epoch, state["step"], order, phase)
+            step = state["step"]
+            if self.steer is not None and phase == "grind" and not state["enough"]:
+                number = self._milestone(place, step)
+                if number is not None:
+                    self._steer(number)
+            self._set_dropout(phase)
+            self._step(epoch, step, next(batches), phase)
             state["step"] += 1
             state["seconds"] = before + time.perf_counter() - started
             if self._must_stop():
@@ -196,7 +258,7 @@ class _Run:
                 name = signal.Signals(self.stop_signal).name
                 raise Stopped(f"stopped by {name}: {self._how_to_go_on()}", self.stop_signal)
         self.crew.equalize_buffers(self.model)
-        val_loss, val_accuracy = evaluate(self.model, self.data.val, self.data.normalize, self.crew)
+        val_loss, val_accuracy = evaluate(self.model, self.source.val(), self.crew)
         self._check_health(epoch)
         found = measure(self.model).within(self.whole)
         line = {
@@ -204,7 +266,7 @@ class _Run:
             "phase": phase,
             "loss": state["loss"] / self.steps,
             "penalty": self._penalty(),
-            "strength": settings.strength_at(epoch, self.steps - 1, self.steps),
+            "strength": self._strength(epoch, self.steps - 1),
             "lr": settings.lr_at(epoch, 0.0),
             "val_loss": val_loss,
             "val_accuracy": val_accuracy,
@@ -214,11 +276,11 @@ class _Run:
             "neurons_left": found.neurons_left,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "seconds": before + time.perf_counter() - started,
-            "images_per_second": self.steps * settings.batch / state["seconds"],
+            "images_per_second": state["images"] / state["seconds"],
             "peak_memory_mb": _peak_memory_mb(self.device),
         }
         state["history"].append(line)
-        state.update(epoch=epoch + 1, step=0, loss=0.0, seconds=0.0)
+        state.update(epoch=epoch + 1, step=0, loss=0.0, seconds=0.0, images=0)
         best = state["best"]
         if best is None or place == 0 or phase == "grind" or val_accuracy >= best["val_accuracy"]:
             state["best"] = {"epoch": epoch + 1, "val_accuracy": val_accuracy}
@@ -228,26 +290,26 @@ class _Run:
         for watcher in self.watchers:
             watcher.epoch(line)
 
-    def _step(self, epoch: int, step: int, order: Tensor, phase: Phase) -> None:
-        settings, train = self.settings, self.data.train
-        chosen = order[step * settings.batch : (step + 1) * settings.batch]
-        mine = self.crew.share(settings.batch)
-        pixels, labels = train.pixels[chosen[mine]], train.labels[chosen[mine]].to(self.device)
-        if settings.crop or settings.flip:
-            generator = torch.Generator().manual_seed(derived_seed(settings.seed, "augment", epoch, step))
-            pixels = augment(pixels, settings.crop, settings.flip, generator, mine, settings.batch)
-        torch.manual_seed(derived_seed(settings.seed, "step", epoch, step, mine.start))
-        strength = settings.strength_at(epoch, step, self.steps)
+    def _strength(self, epoch: int, step: int) -> float:
+        if self.steer is not None and self.settings.phase(epoch)[0] == "grind":
+            return self.state["strength"]
+        return self.settings.strength_at(epoch, step, self.steps)
+
+    def _step(self, epoch: int, step: int, batch: Batch, phase: Phase) -> None:
+        settings = self.settings
+        first = self.crew.share(settings.batch).start
+        torch.manual_seed(derived_seed(settings.seed, "step", epoch, step, first))
+        strength = self._strength(epoch, step)
         for group in self.optimizer.param_groups:
             group["lr"] = settings.lr_at(epoch, step / self.steps)
-        x = self.data.normalize(pixels.to(self.device))
         self.optimizer.zero_grad(set_to_none=True)
         precision = getattr(torch, settings.precision)
         with torch.autocast(self.device.type, precision) if precision != torch.float32 else nullcontext():
-            scores = self.parallel(x)
-        # Gradients are averaged over processes; this makes the average that of the whole batch for any shares of it.
-        share = self.crew.size * len(labels) / settings.batch
-        loss = share * F.cross_entropy(scores.float(), labels, label_smoothing=settings.label_smoothing)
+            scores = self.parallel(batch.x).float()
+        loss = F.cross_entropy(scores, batch.labels, label_smoothing=settings.label_smoothing)
+        if batch.taught is not None:
+            loss = (1 - settings.distill) * loss + settings.distill * _unlike(scores, batch.taught)
+        loss = batch.share * loss
         if isinstance(self.optimizer, (ProximalAdam, ProximalSGD)):
             self.optimizer.scale_penalty(strength)
             loss.backward()
@@ -255,11 +317,13 @@ class _Run:
             (loss + strength * settings.penalty(self.model)).backward()
         else:
             loss.backward()
-        value = self.crew.sum(float(loss.detach()))[0] / self.crew.size
-        if not value <= 1000 * math.log(max(2, len(self.data.classes))):  # NaN compares as False
+        value, images = self.crew.sum(float(loss.detach()), float(len(batch.labels)))
+        value /= self.crew.size
+        if not value <= 1000 * math.log(max(2, scores.shape[1])):  # NaN compares as False
             self._diverged(value, epoch, step)
         self.optimizer.step()
         self.state["loss"] += value
+        self.state["images"] += images
         for watcher in self.watchers:
             watcher.step(epoch + 1, phase, step + 1, self.steps, value)
 
@@ -298,7 +362,7 @@ class _Run:
         self.model.eval()
         if self.settings.compact_every:
             self._compact()
-        test_loss, test_accuracy = evaluate(self.model, self.data.test, self.data.normalize, self.crew)
+        test_loss, test_accuracy = evaluate(self.model, self.source.test(), self.crew)
         history, best = self.state["history"], self.state["best"]
         result = Result(
             history=tuple(history),
@@ -312,7 +376,7 @@ class _Run:
         if self.out is not None and self.crew.leads:
             with self._writing("model.safetensors"):
                 about = {"test_accuracy": test_accuracy, "val_accuracy": best["val_accuracy"]}
-                io.save(self.model, self.out / "model.safetensors", metrics=about, images=self.data.about())
+                io.save(self.model, self.out / "model.safetensors", metrics=about, images=self.source.about())
             with self._writing("result.json"):
                 self._write_history()  # killed right after the last checkpoint, it may lack a line
                 write_text(self.out / "result.json", json.dumps(result.to_dict(), indent=1))
@@ -340,7 +404,7 @@ class _Run:
         if self.out is None or not self.crew.leads:
             return
         tensors = {f"model.{key}": value for key, value in self.model.state_dict().items()}
-        state = {"settings": self.settings.to_dict(), **self.state}
+        state = {"settings": self.settings.to_dict(), **self.state, "costs": getattr(self.optimizer, "costs", {})}
         if name == "last":
             tensors |= {f"optimizer.{k}": v for k, v in checkpoint.optimizer_tensors(self.optimizer).items()}
             tensors |= {f"frozen.{k}": v for k, v in (self.frozen.state_dict() if self.frozen else {}).items()}
@@ -386,8 +450,10 @@ class _Run:
         except RuntimeError as reason:
             raise TrainingError(f"{self.out} holds another network than this one: {reason}.") from reason
         checkpoint.restore_optimizer(self.optimizer, part("optimizer."))
+        if isinstance(self.optimizer, (ProximalAdam, ProximalSGD)):
+            self.optimizer.weigh(state["costs"])
         self.state = {key: state[key] for key in self.state}
-        if self.settings.phase(min(self.state["epoch"], self.settings.total - 1))[0] == "heal" and part("frozen."):
+        if part("frozen."):
             self.frozen = freeze_zeros(self.model, part("frozen."))
 
     # Being stopped.
@@ -438,6 +504,13 @@ def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
         return ProximalSGD(model, settings.penalty, settings.lr, momentum=0.9, weight_decay=settings.weight_decay)
     kind = torch.optim.AdamW if settings.weight_decay else torch.optim.Adam
     return kind(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+
+
+def _unlike(scores: Tensor, taught: Tensor) -> Tensor:
+    r"""How far answers are from the teacher's: :math:`T^2 \mathrm{KL}(\mathrm{softmax}(t/T) \| \mathrm{softmax}(s/T))`
+    for scores ``(batch, classes)``; the factor keeps its gradients as large as those of the labels."""
+    s, t = (F.log_softmax(x / TEMPERATURE, 1) for x in (scores, taught))
+    return TEMPERATURE**2 * F.kl_div(s, t, reduction="batchmean", log_target=True)
 
 
 def _peak_memory_mb(device: torch.device) -> float:

@@ -19,7 +19,9 @@ class Settings:
     ``warmup`` epochs go without the penalty, ``epochs`` with it (λ rises linearly over the share ``ramp`` of them),
     ``heal`` without it and with every zero frozen. With ``schedule="cosine"`` the learning rate falls to zero along
     half a cosine in the last of these phases; "constant" leaves it. ``heal_lr`` is the rate to heal with, if not
-    ``lr``; ``heal_dropout=False`` switches dropout layers off while healing. ``optimizer`` is "proximal-adam" or
+    ``lr``; ``heal_dropout=False`` switches dropout layers off while healing.
+    ``distill`` is the share of the loss, while healing, that asks for a teacher's answers in place of the labels
+    (softened by a temperature of 4). ``optimizer`` is "proximal-adam" or
     "proximal-sgd" (exact zeros), or "adam" (the penalty's gradient, as in the paper). ``crop`` shifts each image at
     random by up to that many pixels, ``flip`` mirrors half of them. ``batch`` counts images over all processes.
     ``compact_every`` so many epochs of grinding, and before healing, what died is removed from the network, so that
@@ -35,6 +37,7 @@ class Settings:
     lr: float = 2e-3
     heal_lr: float | None = None
     heal_dropout: bool = True
+    distill: float = 0.0
     compact_every: int = 0
     schedule: Literal["cosine", "constant"] = "cosine"
     optimizer: Literal["proximal-adam", "proximal-sgd", "adam"] = "proximal-adam"
@@ -60,6 +63,7 @@ class Settings:
         yield self.heal_lr is None or 0 < self.heal_lr < math.inf, f"heal_lr is {self.heal_lr}, but must be positive"
         yield 0 <= self.weight_decay < math.inf, f"weight_decay is {self.weight_decay}, but cannot be negative"
         yield 0 <= self.label_smoothing < 1, f"label_smoothing is {self.label_smoothing}, but must be in 0..1"
+        yield 0 <= self.distill <= 1, f"distill is {self.distill}, but must be a share of the loss, from 0 to 1"
         yield 0 <= self.ramp <= 1, f"ramp is {self.ramp}, but must be a share of the epochs, from 0 to 1"
         exact = self.optimizer != "adam" or not self.compact_every
         yield self.penalty is not None or not self.compact_every, "compact_every needs a penalty: nothing dies without"

@@ -1,0 +1,210 @@
+"""``quern compress``."""
+
+import inspect
+import json
+import re
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quern.cli import _train
+from quern.cli._console import err_console, out_console, say
+from quern.cli._models import network_file
+from quern.cli._train import DATASET_HELP, DataDir, Dropout, ImageSize, Json, Names, Norm, Quiet
+from quern.errors import TrainingError
+
+if TYPE_CHECKING:
+    from quern.data import ImageSet
+
+EXAMPLES = """
+Examples:
+
+  quern compress --max-params 1500 --out runs/digits
+
+  quern compress --dataset mnist --max-drop 0.5 --out runs/mnist
+
+  quern compress --dataset cifar10 --flip --max-params 15000 --min-speedup 5 --out runs/cifar
+
+  quern compress --dataset photos/ --image-size 32 --max-bytes 64k --out runs/photos
+
+  quern compress --dataset cifar10 --start runs/cifar/dense/model.safetensors --max-params 8000 --out runs/cifar-8k
+
+  quern compress --dataset cifar10 --penalty gamma-beta --lambda 20 --out runs/by-lambda    (no budget)
+
+  quern compress --resume --out runs/cifar
+"""
+
+_run = partial(typer.Option, rich_help_panel="The run")
+_budget = partial(typer.Option, rich_help_panel="Budget (default: --max-drop 1)")
+_phase = partial(typer.Option, rich_help_panel="Penalty and phases")
+_step = partial(typer.Option, rich_help_panel="Steps")
+_network = partial(typer.Option, rich_help_panel="Network and data")
+_machine = partial(typer.Option, rich_help_panel="Machine")
+
+Out = Annotated[Path, _run(help="Folder for networks, ONNX files and the record; a new one unless --resume.")]
+Resume = Annotated[bool, _run("--resume", help="Go on with what is in --out, with its own settings.")]
+Start = Annotated[Path | None, _network(help="A network that is trained already: a run's folder or a file of quern.")]
+Lambda = Annotated[list[float] | None, _phase("--lambda", help="Weight of each --penalty, in order; without a budget.")]
+# Epochs of the three stages, learning rate and batch: small sets need more epochs and larger steps.
+_DEFAULTS = {"epochs": 12, "grind": 6, "heal": 24, "lr": 2e-3, "batch": 100}
+_DIGITS = {"epochs": 20, "grind": 20, "heal": 60, "lr": 5e-3, "batch": 64}
+_OF_STAGES = ("epochs", "grind", "heal", "heal_lr", "distill", "lr", "batch", "crop", "flip", "seed", "device")
+_OF_STAGES += ("weight_decay", "label_smoothing")
+_OF_BUDGET = ("max_neurons", "max_params", "max_bytes", "min_speedup", "max_drop")
+
+
+def compress(
+    context: typer.Context,
+    out: Out,
+    dataset: Annotated[str, _network(help=DATASET_HELP)] = "digits",
+    data_dir: DataDir = None,
+    image_size: ImageSize = None,
+    model: Annotated[str | None, _network(help="A network of quern.models.", show_default="by data set")] = None,
+    norm: Annotated[
+        Norm | None, _network(help="Batch normalisation.", show_default="after_conv, where the network takes it")
+    ] = None,
+    dropout: Dropout = None,
+    start: Start = None,
+    resume: Resume = False,
+    max_neurons: Annotated[int | None, _budget(help="Quaternion neurons the small network may have.")] = None,
+    max_params: Annotated[int | None, _budget(help="Parameters the small network may have.")] = None,
+    max_bytes: Annotated[str | None, _budget(help="Bytes its file may have: 65536, 64k, 1M.")] = None,
+    min_speedup: Annotated[
+        float | None, _budget(help="How many times faster it is to be: onnxruntime, one image, one thread.")
+    ] = None,
+    max_drop: Annotated[float | None, _budget(help="Points of accuracy it may lose.")] = None,
+    penalty: Names = None,
+    lambda_: Lambda = None,
+    epochs: Annotated[int | None, _phase(help="Epochs of the dense network.", show_default="12; 20 for digits")] = None,
+    grind: Annotated[int | None, _phase(help="Epochs with the penalty.", show_default="6; 20 for digits")] = None,
+    heal: Annotated[int | None, _phase(help="Epochs without it after.", show_default="24; 60 for digits")] = None,
+    heal_lr: Annotated[float | None, _phase(help="Learning rate while healing.", show_default="--lr")] = None,
+    distill: Annotated[
+        float, _phase(help="Share of the loss, while healing, that asks for the dense network's answers.")
+    ] = 0.5,
+    lr: Annotated[float | None, _step(help="Learning rate.", show_default="0.002; 0.005 for digits")] = None,
+    batch: Annotated[int | None, _step(help="Images per step.", show_default="100; 64 for digits")] = None,
+    weight_decay: Annotated[float, _step(help="Decoupled weight decay.")] = 0.0,
+    label_smoothing: Annotated[float, _step(help="Label smoothing.")] = 0.0,
+    crop: Annotated[int, _step(help="Shift images at random by up to this many pixels.")] = 0,
+    flip: Annotated[bool, _step("--flip", help="Mirror half of the images.")] = False,
+    seed: Annotated[int, _step(help="The same command with the same seed gives the same weights.")] = 0,
+    device: Annotated[str, _machine(help="cpu, cuda, ...")] = "cpu",
+    threads: Annotated[int | None, _machine(help="CPU threads.", show_default="all cores")] = None,
+    quiet: Quiet = False,
+    json_: Json = False,
+) -> None:
+    """Train a network, make it small within a budget, export it, and compare it with the dense one."""
+    if resume:
+        config = _train.resumed(out, {name for name in context.params if _train.explicit(context, name)}, _CONFIG)
+    else:
+        given = context.params
+        stages = {name: given[name] for name in _OF_STAGES if given[name] is not None}
+        config = {
+            "command": shlex.join(["quern", *sys.argv[1:]]),
+            "dataset": _train.dataset_name(dataset),
+            "data_dir": str(data_dir.resolve()) if data_dir else None,
+            "image_size": image_size,
+            "model": model,
+            "start": str(start.resolve()) if start else None,
+            "options": {k: v for k, v in (("norm", norm), ("dropout", dropout)) if v is not None},
+            "threads": threads,
+            "penalty": _penalty(penalty, lambda_, any(given[name] is not None for name in _OF_BUDGET)),
+            "budget": {**{name: given[name] for name in _OF_BUDGET}, "max_bytes": _bytes(max_bytes)},
+            "stages": {**(_DIGITS if dataset == "digits" else _DEFAULTS), **stages},
+        }
+        if start is not None:
+            if epochs is not None or model is not None or norm is not None or dropout is not None:
+                raise TrainingError("--start has a trained network: leave out --epochs, --model, --norm and --dropout.")
+            config["stages"]["epochs"] = 0
+    _compress(config, out, resume, quiet, json_)
+
+
+_CONFIG = ("command", "dataset", "data_dir", "image_size", "model", "start", "options", "threads", "penalty", "budget")
+_CONFIG += ("stages", "sums")
+
+
+def _penalty(names: list[str] | None, weights: list[float] | None, budget: bool) -> list[dict[str, Any]] | None:
+    """The penalty as plain values, None for the default."""
+    if weights and budget:
+        raise TrainingError("a budget chooses λ: leave out --lambda, or the budget.")
+    if not names and not weights:
+        return None
+    if names and not weights:
+        if not budget:
+            raise TrainingError("a penalty needs its --lambda, or a budget that chooses it, such as --max-drop 0.5.")
+        weights = [1.0] * len(names)
+    return _train.penalty_terms(names, weights, plain_sums=False)
+
+
+def _bytes(text: str | None) -> int | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmM]?)[bB]?", text.strip())
+    if not found:
+        raise TrainingError(f"--max-bytes is {text}, but must be a number such as 65536, 64k or 1M.")
+    return round(float(found[1]) * {"": 1, "k": 1024, "m": 1024**2}[found[2].lower()])
+
+
+def _with_norm(config: dict[str, Any], images: "ImageSet") -> dict[str, Any]:
+    """Penalties of neurons need batch normalisation, which some networks have anyway."""
+    from quern import models
+
+    build = models.BUILDERS.get(_train.model_name(config, images))
+    takes = build is not None and "norm" in inspect.signature(build).parameters
+    return {**config, "options": {**({"norm": "after_conv"} if takes else {}), **config["options"]}}
+
+
+def _compress(config: dict[str, Any], out: Path, resume: bool, quiet: bool, json_: bool) -> None:
+    import torch
+
+    from quern import io
+    from quern.environment import facts
+    from quern.files import write_text
+    from quern.penalties import Penalty
+    from quern.pipeline import compress
+
+    _train.set_threads(config["threads"])
+    if not resume and (out / "config.json").exists():
+        raise TrainingError(f"{out} already holds a run: go on with --resume, or choose another folder.")
+    images = _train.images_of(config, out, resume, quiet)
+    stages = dict(config["stages"])
+    stages["batch"] = min(stages["batch"], len(images.train))
+    torch.manual_seed(stages["seed"])
+    if config["start"] is not None:
+        network = io.load(network_file(Path(config["start"])))
+    else:
+        network = _train.build(_with_norm(config, images), images)
+    if not resume:
+        config = {**config, "threads": torch.get_num_threads(), "sums": images.sums, "environment": facts()}
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            write_text(out / "config.json", json.dumps(config, indent=1))
+        except OSError as reason:
+            raise TrainingError(f"{out} cannot be written to ({reason.strerror}): choose another --out.") from reason
+    if not quiet:
+        count = sum(p.numel() for p in network.parameters())
+        say(f"{images.name}: {len(images.train):,} images to train, {len(images.val):,} to validate", err_console)
+        say(f"{config['start'] or _train.model_name(config, images)}: {count:,} parameters", err_console)
+    found = compress(
+        network,
+        images,
+        penalty=None if config["penalty"] is None else Penalty.from_list(config["penalty"]),
+        **config["budget"],
+        **stages,
+        out=out,
+        resume=resume,
+        watchers=_train.watchers(out, False, quiet, True),
+        tell=(lambda _: None) if quiet else (lambda text: say(text, err_console)),
+        about={key: config[key] for key in _CONFIG if key not in ("penalty", "budget", "stages")},
+    )
+    if not quiet:
+        console = err_console if json_ else out_console
+        console.print(found, highlight=False)
+        say(f"in {out}: small/model.safetensors, small/model.onnx, record.json", err_console)
+    if json_:
+        typer.echo(json.dumps(found.to_dict()))

@@ -1,0 +1,400 @@
+"""From data to a small network that meets a budget: train, grind, heal, compact, export, measure.
+
+    found = compress(network, train_loader, val_loader, max_params=15_000, out="runs/mine")
+    print(found)                     # the table
+    small = found.small_network
+
+Each stage is a function of plain values, writes what it made into the run's folder under its final name only when it is
+whole, and is skipped on resume if that is there:
+
+    dense/        the dense network: history.jsonl, checkpoints, result.json, model.safetensors, model.onnx
+    small/        the same for the small one, ground, healed and compacted
+    record.json   settings, data, machine, histories, the table, and what the budget came to
+"""
+
+import copy
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from quern import io
+from quern.bench import time_onnx
+from quern.compact import plan
+from quern.data import Images, ImageSet
+from quern.distributed import Team
+from quern.environment import facts
+from quern.errors import Stopped, TrainingError
+from quern.export import check_onnx, to_onnx
+from quern.files import write_text
+from quern.penalties import GammaL1, Penalty
+from quern.sparsity import measure
+from quern.steering import Budget, Steering
+from quern.train import Loaders, Result, Settings, Source, Watcher, evaluate, fit, source
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+__all__ = ["Budget", "Compressed", "Network", "Verdict", "compress"]
+
+Tell = Callable[[str], None]
+TRIAL = 4  # one in so many images is enough to see how a network would heal
+
+
+@dataclass(frozen=True)
+class Network:
+    """One column of the table. ``bytes`` are those of its ``.safetensors`` file, ``macs`` real multiply-adds for one
+    input, ``latency_ms`` the median time of onnxruntime for one input on one thread, ``seconds`` how long it was
+    trained."""
+
+    test_accuracy: float
+    val_accuracy: float
+    neurons: int
+    parameters: int
+    bytes: int
+    onnx_bytes: int
+    macs: int
+    latency_ms: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A limit of the budget, and what came of it."""
+
+    what: str
+    limit: float
+    value: float
+    met: bool
+
+    def __str__(self) -> str:
+        asked = f"{self.what}: {_number(self.value)}, asked for {_number(self.limit)}"
+        return f"{asked}: {'met' if self.met else f'missed by {_number(abs(self.value - self.limit))}'}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.2f}"
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """What :func:`compress` made: both networks, in eval mode, and what there is to say of them. Print it for the
+    table."""
+
+    dense_network: nn.Module
+    small_network: nn.Module
+    dense: Network
+    small: Network
+    budget: Budget
+
+    def verdicts(self) -> tuple[Verdict, ...]:
+        dense, small, budget = self.dense, self.small, self.budget
+        most = (
+            ("neurons", budget.max_neurons, small.neurons),
+            ("parameters", budget.max_params, small.parameters),
+            ("bytes", budget.max_bytes, small.bytes),
+            ("points of test accuracy lost", budget.max_drop, 100 * (dense.test_accuracy - small.test_accuracy)),
+        )
+        found = [Verdict(what, limit, value, value <= limit) for what, limit, value in most if limit is not None]
+        if budget.min_speedup is not None:
+            faster = dense.latency_ms / small.latency_ms
+            found.append(Verdict("times faster", budget.min_speedup, faster, faster >= budget.min_speedup))
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for records."""
+        return {
+            "dense": asdict(self.dense),
+            "small": asdict(self.small),
+            "budget": [asdict(verdict) for verdict in self.verdicts()],
+        }
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        from rich.table import Table
+
+        dense, small = self.dense, self.small
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("", no_wrap=True)
+        for name in ("dense", "compacted", "ratio"):
+            table.add_column(name, justify="right", no_wrap=True)
+        points = 100 * (small.test_accuracy - dense.test_accuracy)
+        accuracies = (f"{100 * n.test_accuracy:.2f} %" for n in (dense, small))
+        table.add_row("test accuracy", *accuracies, f"{points:+.2f} points")
+        rows = (
+            ("neurons", dense.neurons, small.neurons, ",d"),
+            ("parameters", dense.parameters, small.parameters, ",d"),
+            ("file, bytes", dense.bytes, small.bytes, ",d"),
+            ("ONNX file, bytes", dense.onnx_bytes, small.onnx_bytes, ",d"),
+            ("multiply-adds, one input", dense.macs, small.macs, ",d"),
+            ("onnxruntime, one input, one thread, ms", dense.latency_ms, small.latency_ms, ".3f"),
+        )
+        for name, before, after, how in rows:
+            ratio = f"{before / after:.1f}x" if after else "-"
+            table.add_row(name, format(before, how), format(after, how), ratio)
+        yield table
+        for verdict in self.verdicts():
+            yield str(verdict)
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=100, color_system=None)
+        with console.capture() as found:
+            console.print(self)
+        return found.get().rstrip()
+
+
+def compress(
+    model: nn.Module,
+    train: Iterable[Any] | ImageSet,
+    val: Iterable[Any] | None = None,
+    test: Iterable[Any] | None = None,
+    *,
+    penalty: Penalty | None = None,
+    max_neurons: int | None = None,
+    max_params: int | None = None,
+    max_bytes: int | None = None,
+    min_speedup: float | None = None,
+    max_drop: float | None = None,
+    epochs: int = 20,
+    grind: int = 10,
+    heal: int = 20,
+    heal_lr: float | None = None,
+    distill: float = 0.5,
+    out: Path | str | None = None,
+    resume: bool = False,
+    watchers: Sequence[Watcher] = (),
+    tell: Tell = lambda _: None,
+    about: dict[str, Any] | None = None,
+    **options: Any,
+) -> Compressed:
+    """Train a copy of ``model``, make it small, and compare the two.
+
+    ``train``, ``val`` and ``test`` give pairs (input, class numbers), as a ``DataLoader`` does; ``test`` is ``val`` if
+    there is none. Or ``train`` is a :class:`quern.data.ImageSet`, which has all three.
+
+    ``epochs`` train the dense network (0: it is trained already), ``grind`` drive neurons to zero under ``penalty``,
+    ``heal`` train what is left, with the share ``distill`` of the loss asking for the dense network's answers.
+    ``max_neurons``, ``max_params``, ``max_bytes``, ``min_speedup`` and ``max_drop`` are the budget (:class:`Budget`),
+    for which λ is steered; the weights of the penalty then only say how its terms mix. Without a budget its own λ
+    counts, ramped up over the first half of the grinding. With neither, the budget is one point of accuracy.
+    ``options`` are further fields of :class:`quern.train.Settings`, for all stages.
+
+    With ``out`` everything is kept in that folder, and ``resume`` goes on where it stopped. ``about`` is added to the
+    record.
+    """
+    budget = Budget(max_neurons, max_params, max_bytes, min_speedup, max_drop)
+    if penalty is None and not budget:
+        budget = Budget(max_drop=1.0)
+    data = _data(train, val, test)
+    common = {"lr": 2e-3, **options}
+    try:
+        dense_settings = Settings(epochs=epochs, **common) if epochs else None
+        small_settings = Settings(
+            **{**common, "epochs": grind, "heal": heal, "heal_lr": heal_lr, "heal_dropout": False},
+            compact_every=1,
+            distill=distill if heal else 0.0,
+            penalty=penalty or GammaL1(1.0, with_beta=True),
+        )
+    except TypeError as reason:
+        raise TrainingError(f"{reason}: options are fields of quern.train.Settings.") from reason
+    folder = None if out is None else Path(out)
+    try:
+        with tempfile.TemporaryDirectory(prefix="quern-compress-") as elsewhere:
+            where = folder or Path(elsewhere)
+            return _stages(model, data, dense_settings, small_settings, budget, where, resume, watchers, tell, about)
+    except Stopped as reason:
+        said = "nothing is kept without a folder: say out="
+        if folder is not None:
+            said = f"go on with: quern compress --resume --out {folder}" if about else "go on with resume=True"
+        raise Stopped(f"stopped by signal {reason.signal}; {said}.", reason.signal) from None
+
+
+def _data(train: Any, val: Any, test: Any) -> ImageSet | Loaders:
+    if isinstance(train, ImageSet):
+        if val is not None or test is not None:
+            raise TrainingError("an ImageSet has its own images to validate and to test with: leave out val and test.")
+        return train
+    if val is None:
+        raise TrainingError("there is nothing to validate with: give a loader as val.")
+    return Loaders(train, val, test)
+
+
+def _stages(
+    model: nn.Module,
+    data: ImageSet | Loaders,
+    dense_settings: Settings | None,
+    small_settings: Settings,
+    budget: Budget,
+    out: Path,
+    resume: bool,
+    watchers: Sequence[Watcher],
+    tell: Tell,
+    about: dict[str, Any] | None,
+) -> Compressed:
+    device = torch.device(small_settings.device)
+    batches = source(data, small_settings, Team(), device)
+    _check(model, small_settings, batches, out, resume)
+    dense, dense_result = train_dense(model, data, dense_settings, batches, out / "dense", resume, watchers, tell)
+    _export(dense, batches, out / "dense" / "model.onnx", resume)
+    small, small_result = grind(dense, dense_result, data, small_settings, budget, batches, out, resume, watchers, tell)
+    _export(small, batches, out / "small" / "model.onnx", resume)
+    tell("timing both networks in onnxruntime")
+    files = {name: out / name / "model.onnx" for name in ("dense", "small")}
+    times = time_onnx(files, batches.example.shape[1:])
+    columns = {
+        name: _column(network, result, out / name, times[name].median_ms, batches)
+        for name, network, result in (("dense", dense, dense_result), ("small", small, small_result))
+    }
+    found = Compressed(dense, small, columns["dense"], columns["small"], budget)
+    record = {
+        **(about or {}),
+        "environment": facts(),
+        "settings": {
+            "dense": dense_settings and dense_settings.to_dict(),
+            "small": small_settings.to_dict(),
+            "budget": asdict(budget),
+        },
+        **found.to_dict(),
+        "layers": [
+            {"name": a.name, "kind": a.kind, "dense": a.neurons, "small": b.neurons}
+            for a, b in zip(measure(dense).layers, measure(small).layers, strict=True)
+        ],
+        "history": {"dense": list(dense_result.history), "small": list(small_result.history)},
+    }
+    write_text(out / "record.json", json.dumps(record, indent=1) + "\n")
+    return found
+
+
+def train_dense(
+    model: nn.Module,
+    data: ImageSet | Loaders,
+    settings: Settings | None,
+    batches: Source,
+    out: Path,
+    resume: bool,
+    watchers: Sequence[Watcher] = (),
+    tell: Tell = lambda _: None,
+) -> tuple[nn.Module, Result]:
+    """The first stage: a trained copy of ``model``, and how it did; without ``settings`` it is as good as it is."""
+    found = _finished(out, model) if resume else None
+    if found is not None:
+        tell("the dense network is there")
+        return found
+    dense = copy.deepcopy(model)
+    if settings is not None:
+        tell(f"dense network: {settings.epochs} epochs")
+        result = fit(dense, data, settings, out, resume and out.is_dir(), watchers)
+        return dense, result
+    dense.eval()
+    _, val_accuracy = evaluate(dense, batches.val())
+    loss, accuracy = evaluate(dense, batches.test())
+    result = Result((), 0, val_accuracy, accuracy, loss, measure(dense, batches.example), 0.0)
+    out.mkdir(parents=True, exist_ok=True)
+    metrics = {"test_accuracy": accuracy, "val_accuracy": val_accuracy}
+    io.save(dense, out / "model.safetensors", metrics=metrics, images=batches.about())
+    write_text(out / "result.json", json.dumps(result.to_dict(), indent=1))
+    return dense, result
+
+
+def grind(
+    dense: nn.Module,
+    dense_result: Result,
+    data: ImageSet | Loaders,
+    settings: Settings,
+    budget: Budget,
+    batches: Source,
+    out: Path,
+    resume: bool,
+    watchers: Sequence[Watcher] = (),
+    tell: Tell = lambda _: None,
+) -> tuple[nn.Module, Result]:
+    """The second stage: a copy of ``dense``, ground under the penalty, healed and compacted, and how it did."""
+    found = _finished(out / "small", dense) if resume else None
+    if found is not None:
+        tell("the small network is there")
+        return found
+
+    def faster(small: nn.Module) -> float:
+        with tempfile.TemporaryDirectory(prefix="quern-") as folder:
+            path = Path(folder) / "small.onnx"
+            to_onnx(small, path, _some(batches))
+            times = time_onnx({"dense": out / "dense" / "model.onnx", "small": path}, batches.example.shape[1:])
+        return times["dense"].median_ms / times["small"].median_ms
+
+    def trial(small: nn.Module) -> float:
+        briefly = replace(settings, epochs=0, heal=1, penalty=None, compact_every=0)
+        return fit(small, _less(data), briefly, teacher=dense if settings.distill else None).val_accuracy
+
+    steer = None
+    if budget:
+        images, accuracy = batches.about(), dense_result.val_accuracy
+        steer = Steering(budget, batches.example, images=images, speedup=faster, trial=trial, dense_accuracy=accuracy)
+    tell(f"small network: {settings.epochs} epochs to grind, {settings.heal} to heal")
+    small, teacher = copy.deepcopy(dense), dense if settings.distill else None
+    going_on = resume and (out / "small").is_dir()
+    result = fit(small, data, settings, out / "small", going_on, watchers, teacher=teacher, steer=steer)
+    return small, result
+
+
+def _less(data: ImageSet | Loaders) -> ImageSet | Loaders:
+    """Enough to see how a network would heal, and nothing to test with."""
+    if isinstance(data, Loaders):
+        return Loaders(data.train, data.val)
+    some = Images(data.train.pixels[::TRIAL].contiguous(), data.train.labels[::TRIAL].contiguous())
+    return replace(data, train=some, test=data.val)
+
+
+def _check(model: nn.Module, settings: Settings, batches: Source, out: Path, resume: bool) -> None:
+    """What can be known to fail later is said now."""
+    if not resume and out.is_dir() and any((out / name).exists() for name in ("dense", "small", "record.json")):
+        raise TrainingError(f"{out} already holds a run: go on with resume, or choose another folder.")
+    assert settings.penalty is not None
+    try:
+        settings.penalty.targets(model)
+    except ValueError as reason:
+        raise TrainingError(str(reason)) from reason
+    check_onnx()
+    plan(copy.deepcopy(model), batches.example)
+
+
+def _finished(folder: Path, model: nn.Module) -> tuple[nn.Module, Result] | None:
+    """The network and the result of a stage that is done."""
+    if not (folder / "result.json").exists() or not (folder / "model.safetensors").exists():
+        return None
+    try:
+        result = Result.from_dict(json.loads((folder / "result.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as reason:
+        raise TrainingError(
+            f"{folder / 'result.json'} is damaged ({reason}): remove {folder} to do it again."
+        ) from reason
+    return io.load(folder / "model.safetensors", model), result
+
+
+def _some(batches: Source) -> Tensor:
+    return next(iter(batches.val()))[0][:64]
+
+
+def _export(network: nn.Module, batches: Source, path: Path, resume: bool) -> None:
+    if not (resume and path.exists()):
+        to_onnx(network, path, _some(batches))
+
+
+def _column(network: nn.Module, result: Result, folder: Path, latency_ms: float, batches: Source) -> Network:
+    found = measure(network, batches.example)
+    return Network(
+        test_accuracy=result.test_accuracy,
+        val_accuracy=result.val_accuracy,
+        neurons=found.neurons,
+        parameters=found.parameters,
+        bytes=(folder / "model.safetensors").stat().st_size,
+        onnx_bytes=(folder / "model.onnx").stat().st_size,
+        macs=found.macs or 0,
+        latency_ms=latency_ms,
+        seconds=result.seconds,
+    )

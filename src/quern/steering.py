@@ -1,0 +1,232 @@
+"""Budgets, and the choice of λ that meets them in one run.
+
+Users think in parameters, bytes, speed and accuracy; a penalty has a λ. Milestones lead from the size of the dense
+network to the budget in equal ratios. At each one λ is chosen anew: the smallest by which, if the loss did not pull
+back, the penalty alone would bring the network to the next milestone in time. The loss does pull back; what is still
+too much at a milestone, the weakest neurons by the penalty's own measure, is then removed. So the budget is met, and λ
+does what it can for that not to hurt.
+
+How much a neuron saves depends on its layer. Its part of the penalty is weighed by that: by how much the network
+shrinks without it, in the budget's own unit, found by leaving one out.
+"""
+
+import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quern import io
+from quern.compact import Plan, compact, plan
+from quern.errors import TrainingError
+from quern.nn import batch_norms
+from quern.sparsity import measure
+from quern.train import MILESTONES, Grinding
+
+__all__ = ["Budget", "Size", "Steering"]
+
+SMALLEST = 1 / 128  # share of the parameters that a search by accuracy alone would end with
+MARGIN = 1.05  # by how much a network must be faster than asked for, as times are never measured twice the same
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a network is without what died: the numbers that budgets are about."""
+
+    neurons: int
+    parameters: int
+    bytes: int
+    macs: int
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the small network may take: quaternion neurons, parameters, bytes of its ``.safetensors`` file; how many
+    times faster than the dense one it has to be (onnxruntime, one input, one thread); and how many points of accuracy
+    it may lose."""
+
+    max_neurons: int | None = None
+    max_params: int | None = None
+    max_bytes: int | None = None
+    min_speedup: float | None = None
+    max_drop: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_neurons", "max_params", "max_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise TrainingError(f"{name} is {value}, but a network needs at least 1.")
+        if self.min_speedup is not None and not 1 <= self.min_speedup < math.inf:
+            raise TrainingError(f"min_speedup is {self.min_speedup}, but must be at least 1.")
+        if self.max_drop is not None and not 0 <= self.max_drop < 100:
+            raise TrainingError(f"max_drop is {self.max_drop}, but must be points of accuracy, from 0 to 100.")
+
+    @property
+    def of_size(self) -> bool:
+        return any(limit is not None for limit in (self.max_neurons, self.max_params, self.max_bytes, self.min_speedup))
+
+    def __bool__(self) -> bool:
+        return self.of_size or self.max_drop is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Steering:
+    """Chooses λ for :func:`quern.train.fit` so that the network meets ``budget``.
+
+    ``example`` is an input of the network. ``speedup`` times a small network against the dense one, for
+    ``min_speedup``: multiply-adds lead there, the clock decides. ``trial`` heals a copy of a network for a while and
+    gives its accuracy, and ``dense_accuracy`` is that of the dense one, for ``max_drop`` alone: the network is ground
+    smaller from epoch to epoch until the next epoch would take too much.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        example: Tensor,
+        *,
+        by_cost: bool = True,
+        images: dict[str, Any] | None = None,
+        speedup: Callable[[nn.Module], float] | None = None,
+        trial: Callable[[nn.Module], float] | None = None,
+        dense_accuracy: float = 0.0,
+    ) -> None:
+        self.budget, self.example, self.by_cost, self.images = budget, example, by_cost, images
+        self.speedup, self.trial, self.dense_accuracy = speedup, trial, dense_accuracy
+
+    def remove(self, now: Grinding) -> Plan | None:
+        """What stands between the network and this milestone: the weakest neurons by the penalty's own measure."""
+        found = self._size(now.model)
+        if found is None:
+            return None
+        if not now.memory:
+            now.memory.update(dense=asdict(found), macs_ratio=self.budget.min_speedup, trials=[])
+        steps = self._steps(now, self._goal(now.memory, now.milestone))
+        if steps == 0:
+            return None
+        with now.optimizer.ahead(steps):
+            return plan(now.model, self.example)
+
+    def strength(self, now: Grinding) -> float | None:
+        """The λ that would lead to the next milestone; 0 for a network that died, which comes back without it."""
+        if not now.memory or self._size(now.model) is None:
+            return 0.0
+        if self._reached(now):
+            return None
+        if self.by_cost:
+            now.optimizer.weigh(self._costs(now))
+        return self._steps(now, self._goal(now.memory, now.milestone + 1)) / now.steps
+
+    def _goal(self, memory: dict[str, Any], milestone: int) -> float:
+        return self._excess(memory, Size(**memory["dense"])) ** max(0.0, 1 - milestone / (MILESTONES - 1))
+
+    def _reached(self, now: Grinding) -> bool:
+        memory, found = now.memory, self._size(now.model)
+        if found is None:
+            return False
+        if not self.budget.of_size:
+            return now.milestone > 0 and now.milestone % 2 == 0 and self._tried(now, found)
+        if self._excess(memory, found) > 1:
+            return False
+        if self.budget.min_speedup is None:
+            return True
+        assert self.speedup is not None
+        faster = self.speedup(compact(now.model, self.example))
+        memory["macs_ratio"] *= max(1.0, MARGIN * MARGIN * self.budget.min_speedup / faster)
+        return faster >= MARGIN * self.budget.min_speedup
+
+    def _tried(self, now: Grinding, found: Size) -> bool:
+        """Whether the way to the next trial, if it takes as much as the way here, would take too much."""
+        assert self.trial is not None
+        assert self.budget.max_drop is not None
+        trials = now.memory["trials"]
+        before = trials[-1]["accuracy"] if trials else self.dense_accuracy
+        accuracy = self.trial(compact(now.model, self.example))
+        trials.append({"parameters": found.parameters, "accuracy": accuracy})
+        return accuracy - max(0.0, before - accuracy) < self.dense_accuracy - self.budget.max_drop / 100
+
+    def _size(self, model: nn.Module) -> Size | None:
+        """The size of what is left; None if nothing is: the output no longer depends on the input."""
+        found = plan(model, self.example)
+        if found.dead:
+            return None
+        small = None
+        if self.budget.max_bytes is not None or self.budget.min_speedup is not None:
+            small = compact(model, found)
+        macs, stored = 0, 0
+        if small is not None and self.budget.min_speedup is not None:
+            macs = measure(small, self.example).macs or 0
+        if small is not None and self.budget.max_bytes is not None:
+            with tempfile.TemporaryDirectory(prefix="quern-") as folder:
+                path = Path(folder) / "model.safetensors"
+                io.save(small, path, metrics={"test_accuracy": 0.1234, "val_accuracy": 0.1234}, images=self.images)
+                stored = path.stat().st_size
+        return Size(found.neurons[1], found.parameters[1], stored, macs)
+
+    def _excess(self, memory: dict[str, Any], found: Size) -> float:
+        """How many times larger than it may be."""
+        dense, budget = Size(**memory["dense"]), self.budget
+        if not budget.of_size:
+            return found.parameters / (SMALLEST * dense.parameters)
+        each = [0.0]
+        if budget.max_neurons is not None:
+            each.append(found.neurons / budget.max_neurons)
+        if budget.max_params is not None:
+            each.append(found.parameters / budget.max_params)
+        if budget.max_bytes is not None:
+            each.append(found.bytes / budget.max_bytes)
+        if budget.min_speedup is not None:
+            each.append(memory["macs_ratio"] * found.macs / dense.macs)
+        return max(each)
+
+    def _steps(self, now: Grinding, goal: float) -> float:
+        """The fewest steps at full strength by which the penalty alone would reach ``goal``, within 0.3 %. Where it
+        cannot without killing the whole network, the most that leave it alive."""
+
+        def excess(steps: float) -> float | None:
+            with now.optimizer.ahead(steps):
+                found = self._size(now.model)
+            return None if found is None else self._excess(now.memory, found)
+
+        few, many, steps = 0.0, math.inf, now.memory.get("steps", 1.0)
+        here = excess(0.0)
+        if here is None or here <= goal:
+            return 0.0
+        while few == 0 or many == math.inf or many > 1.003 * few or (many > 1.00001 * few and excess(many) is None):
+            found = excess(steps)
+            few, many = (steps, many) if found is not None and found > goal else (few, steps)
+            steps = 2 * few if many == math.inf else many / 2 if few == 0 else math.sqrt(few * many)
+            if not 1e-12 < steps < 1e12:  # nothing that is penalised was moved yet, or it is not enough
+                return 0.0
+        now.memory["steps"] = many
+        return few if excess(many) is None else many
+
+    @torch.no_grad()
+    def _costs(self, now: Grinding) -> dict[str, float]:
+        """What the weakest neuron of every batch normalisation takes, relative to the mean over all neurons."""
+        found = self._size(now.model)
+        assert found is not None
+        here = self._excess(now.memory, found)
+        saved, count = {}, {}
+        for name, norm in batch_norms(now.model).items():
+            if norm.weight is None or norm.weight.count_nonzero() < 2:
+                continue
+            alive = norm.weight.abs().masked_fill(norm.weight == 0, math.inf)
+            weakest = int(alive.argmin())
+            kept = [(p, p.clone()) for p in (norm.weight, norm.bias) if p is not None]
+            for p, _ in kept:
+                p[..., weakest] = 0
+            less = self._size(now.model)
+            for p, value in kept:
+                p.copy_(value)
+            if less is not None:
+                key = f"{name}.weight".lstrip(".")
+                saved[key] = here - self._excess(now.memory, less)
+                count[key] = int(norm.weight.count_nonzero())
+        mean = sum(saved[k] * count[k] for k in saved) / max(1, sum(count.values()))
+        return {key: max(cost / mean, 0.01) for key, cost in saved.items()} if mean > 0 else {}
