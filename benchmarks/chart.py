@@ -1,6 +1,8 @@
-"""Draw ``docs/speed.svg`` from ``benchmarks/layers.json``, and ``docs/zeros.svg`` from the runs under ``results/``."""
+"""Draw ``docs/speed.svg`` from ``benchmarks/layers.json``, and ``docs/zeros.svg`` and ``docs/size.svg`` from the runs
+under ``results/``."""
 
 import json
+import math
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -74,6 +76,66 @@ def zeros() -> None:
     (ROOT / "docs/zeros.svg").write_text("\n".join(parts) + "\n")
 
 
+# Of the panels of docs/size.svg: title, lowest and highest accuracy, their step, fewest and most parameters.
+SIZES = {"mnist": ("MNIST", 97.0, 99.5, 0.5, 1e3, 2e4), "cifar10": ("CIFAR-10", 70.0, 82.0, 2.0, 4e3, 1e6)}
+
+
+def size() -> None:
+    """Accuracy against parameters: every record of quern compress, dense and small."""
+    side, top, high = 360, 40, 240
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * side} {top + high + 50}"',
+        ' font-family="sans-serif" font-size="12">',
+        f'<rect width="{2 * side}" height="{top + high + 50}" fill="#ffffff"/>',
+    ]
+    records = [json.loads(path.read_text()) for path in sorted((ROOT / "results").glob("*/record.json"))]
+    for n, (name, (title, low, best, step, fewest, most)) in enumerate(SIZES.items()):
+        left, wide = n * side + 52, side - 74
+        span = math.log(most / fewest)
+
+        def at(
+            network: dict,
+            left: int = left,
+            wide: int = wide,
+            low: float = low,
+            best: float = best,
+            fewest: float = fewest,
+            span: float = span,
+        ) -> tuple[float, float]:
+            x = left + wide * math.log(network["parameters"] / fewest) / span
+            return x, top + high * (best - 100 * network["test_accuracy"]) / (best - low)
+
+        parts.append(f'<text x="{left}" y="20" font-size="14" font-weight="bold" fill="#222222">{title}</text>')
+        for x, colour, who in ((110, "#c0392b", "dense"), (180, "#2f6f8f", "quern compress")):
+            parts.append(f'<circle cx="{left + x}" cy="16" r="5" fill="{colour}"/>')
+            parts.append(f'<text x="{left + x + 10}" y="20" fill="{colour}">{who}</text>')
+        for k in range(round((best - low) / step) + 1):
+            accuracy = low + k * step
+            _, y = at({"parameters": fewest, "test_accuracy": accuracy / 100})
+            parts.append(f'<line x1="{left}" x2="{left + wide}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e4e4e4"/>')
+            parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end" fill="#555555">{accuracy:g} %</text>')
+        ticks = [m * 10**e for e in range(3, 7) for m in (1, 2, 5) if fewest <= m * 10**e <= most]
+        for count in ticks:
+            x, _ = at({"parameters": count, "test_accuracy": low / 100})
+            label = f"{count // 1000}k" if count < 1_000_000 else "1M"
+            parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{top + high}" stroke="#f0f0f0"/>')
+            parts.append(f'<text x="{x:.1f}" y="{top + high + 18}" text-anchor="middle" fill="#555555">{label}</text>')
+        parts.append(
+            f'<text x="{left + wide / 2}" y="{top + high + 38}" text-anchor="middle" fill="#222222">'
+            "parameters (test accuracy upwards)</text>"
+        )
+        mine = [record for record in records if record["dataset"] == name]
+        dense = {(r["dense"]["parameters"], r["dense"]["test_accuracy"]): r["dense"] for r in mine}
+        points = [(network, "#c0392b") for network in dense.values()] + [(r["small"], "#2f6f8f") for r in mine]
+        for network, colour in points:
+            x, y = at(network)
+            label = f"{100 * network['test_accuracy']:.1f}"
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>')
+            parts.append(f'<text x="{x:.1f}" y="{y - 9:.1f}" text-anchor="middle" fill="{colour}">{label}</text>')
+    parts.append("</svg>")
+    (ROOT / "docs/size.svg").write_text("\n".join(parts) + "\n")
+
+
 def speed() -> None:
     ratios = {row["what"]: row["ratio"] for row in json.loads((ROOT / "benchmarks/layers.json").read_text())["rows"]}
     height = 46 + ROW * len(SHOWN)
@@ -101,6 +163,7 @@ def speed() -> None:
 def main() -> None:
     speed()
     zeros()
+    size()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The package itself: light to import, one version, checkers that can fail."""
 
+import runpy
 import subprocess
 import sys
 from importlib import metadata
@@ -98,7 +99,7 @@ def test_the_examples_in_the_documents_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("README.md", "docs/compaction.md"):
+    for name in ("README.md", "docs/compaction.md", "docs/compress.md"):
         text = (Path(__file__).parent.parent / name).read_text()
         for part in text.split("```python\n")[1:]:
             exec(compile(part.split("```")[0], name, "exec"), {})
@@ -109,3 +110,10 @@ def test_the_examples_in_the_documents_run(
     assert "parameters are not zero" in printed
     assert "QConv2d(1, 8, kernel_size" in printed  # two neurons of four
     assert {path.name for path in tmp_path.iterdir()} == {"small.onnx", "small.safetensors"}
+
+
+def test_the_example_of_a_network_of_ones_own_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parent.parent / "examples" / "residual.py"
+    found = runpy.run_path(str(path))["main"](epochs=2, grind=2, heal=1)
+    assert found.small.parameters <= 2000 < found.dense.parameters
+    assert "parameters" in capsys.readouterr().out

@@ -7,6 +7,7 @@
 Each stage is a function of plain values, writes what it made into the run's folder under its final name only when it is
 whole, and is skipped on resume if that is there:
 
+    settings.json
     dense/        the dense network: history.jsonl, checkpoints, result.json, model.safetensors, model.onnx
     small/        the same for the small one, ground, healed and compacted
     record.json   settings, data, machine, histories, the table, and what the budget came to
@@ -14,6 +15,7 @@ whole, and is skipped on resume if that is there:
 
 import copy
 import json
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -237,9 +239,14 @@ def _stages(
     tell: Tell,
     about: dict[str, Any] | None,
 ) -> Compressed:
-    device = torch.device(small_settings.device)
-    batches = source(data, small_settings, Team(), device)
-    _check(model, small_settings, batches, out, resume)
+    batches = source(data, small_settings, Team(), torch.device(small_settings.device))
+    settings = {
+        "dense": dense_settings and dense_settings.to_dict(),
+        "small": small_settings.to_dict(),
+        "budget": asdict(budget),
+    }
+    _check(model, small_settings, batches)
+    _open(out, settings, resume)
     dense, dense_result = train_dense(model, data, dense_settings, batches, out / "dense", resume, watchers, tell)
     _export(dense, batches, out / "dense" / "model.onnx", resume)
     small, small_result = grind(dense, dense_result, data, small_settings, budget, batches, out, resume, watchers, tell)
@@ -255,11 +262,7 @@ def _stages(
     record = {
         **(about or {}),
         "environment": facts(),
-        "settings": {
-            "dense": dense_settings and dense_settings.to_dict(),
-            "small": small_settings.to_dict(),
-            "budget": asdict(budget),
-        },
+        "settings": settings,
         **found.to_dict(),
         "layers": [
             {"name": a.name, "kind": a.kind, "dense": a.neurons, "small": b.neurons}
@@ -350,17 +353,31 @@ def _less(data: ImageSet | Loaders) -> ImageSet | Loaders:
     return replace(data, train=some, test=data.val)
 
 
-def _check(model: nn.Module, settings: Settings, batches: Source, out: Path, resume: bool) -> None:
+def _check(model: nn.Module, settings: Settings, batches: Source) -> None:
     """What can be known to fail later is said now."""
-    if not resume and out.is_dir() and any((out / name).exists() for name in ("dense", "small", "record.json")):
-        raise TrainingError(f"{out} already holds a run: go on with resume, or choose another folder.")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise TrainingError(
+            "compress is for one process: train the dense network by quern train with several, and start from that."
+        )
     assert settings.penalty is not None
     try:
         settings.penalty.targets(model)
     except ValueError as reason:
         raise TrainingError(str(reason)) from reason
     check_onnx()
-    plan(copy.deepcopy(model), batches.example)
+    plan(model, batches.example)
+
+
+def _open(out: Path, settings: dict[str, Any], resume: bool) -> None:
+    """A new folder that says what is to be done, or one that says the same."""
+    path, text = out / "settings.json", json.dumps(settings, indent=1) + "\n"
+    if not path.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    elif not resume:
+        raise TrainingError(f"{out} already holds a run: go on with resume, or choose another folder.")
+    elif path.read_text(encoding="utf-8") != text:
+        raise TrainingError(f"{out} was begun with other settings: see {path}, or choose another folder.")
 
 
 def _finished(folder: Path, model: nn.Module) -> tuple[nn.Module, Result] | None:

@@ -1,0 +1,124 @@
+"""What makes the small network good: one choice of ``quern compress`` changed at a time, from the same dense network.
+
+A cut of the problem that fits into an hour: the CIFAR-10 network at half its widths, trained on a fifth of the images,
+ground to 8,000 parameters. Run ``python -m benchmarks.study --out benchmarks/study.json``; what is in the file already
+is skipped.
+"""
+
+import argparse
+import copy
+import dataclasses
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quern import data, models
+from quern.data import Images, ImageSet
+from quern.environment import facts
+from quern.files import write_text
+from quern.penalties import GammaL1
+from quern.sparsity import measure
+from quern.steering import Budget, Steering
+from quern.train import Grinding, Settings, fit
+
+BUDGET = 8_000
+DENSE = Settings(epochs=15, batch=100, flip=True)
+SMALL = dataclasses.replace(
+    DENSE,
+    epochs=10,
+    heal=20,
+    penalty=GammaL1(1.0, with_beta=True),
+    compact_every=1,
+    heal_dropout=False,
+    distill=0.5,
+)
+
+
+class Idle(Steering):
+    """Milestones without a λ: neurons are removed, nothing prepares them for it."""
+
+    def strength(self, now: Grinding) -> float | None:
+        found = super().strength(now)
+        return None if found is None else 0.0
+
+
+# What is changed, in the settings or in the steering.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "neurons weighed alike": {"by_cost": False},
+    "gamma alone, without beta": {"penalty": GammaL1(1.0)},
+    "no penalty, neurons only removed": {"steering": Idle},
+    "grind 4 epochs": {"epochs": 4},
+    "grind 20 epochs": {"epochs": 20},
+    "no distillation": {"distill": 0.0},
+    "distillation 0.9": {"distill": 0.9},
+    "heal at lr 0.004": {"heal_lr": 4e-3},
+    "heal at lr 0.001": {"heal_lr": 1e-3},
+    "heal 40 epochs": {"heal": 40},
+    "heal with dropout": {"heal_dropout": True},
+    "no mirrored images while healing": {"flip": False},
+    "shifted by 2 pixels too": {"crop": 2},
+}
+
+
+def part(whole: ImageSet) -> ImageSet:
+    train = Images(whole.train.pixels[::5].contiguous(), whole.train.labels[::5].contiguous())
+    return dataclasses.replace(whole, train=train)
+
+
+def dense_network(images: ImageSet, seed: int) -> tuple[torch.nn.Module, float]:
+    torch.manual_seed(seed)
+    network = models.cifar_qcnn(norm="after_conv", widths=(16, 32, 64, 128, 256))
+    return network, fit(network, images, dataclasses.replace(DENSE, seed=seed)).test_accuracy
+
+
+def small_network(images: ImageSet, dense: torch.nn.Module, changed: dict[str, Any], seed: int) -> dict[str, Any]:
+    how = {name: value for name, value in changed.items() if name not in ("by_cost", "steering")}
+    settings = dataclasses.replace(SMALL, seed=seed, **how)
+    network = copy.deepcopy(dense)
+    example = images.normalize(images.train.pixels[:2])
+    steer = changed.get("steering", Steering)(Budget(max_params=BUDGET), example, by_cost=changed.get("by_cost", True))
+    found = fit(network, images, settings, teacher=dense if settings.distill else None, steer=steer)
+    left = [layer.neurons for layer in measure(network).layers]
+    record = {"test_accuracy": found.test_accuracy, "val_accuracy": found.val_accuracy, "seconds": found.seconds}
+    return record | {"parameters": sum(p.numel() for p in network.parameters()), "neurons": left}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=1)
+    arguments = parser.parse_args()
+    images = part(data.cifar10())
+    record: dict[str, Any] = {
+        "environment": facts(),
+        "budget": BUDGET,
+        "sums": images.sums,
+        "dense": {},
+        "variants": {},
+    }
+    if arguments.out.exists():
+        record = json.loads(arguments.out.read_text())
+    for seed in range(arguments.seeds):
+        missing = [name for name in VARIANTS if str(seed) not in record["variants"].get(name, {})]
+        if not missing:
+            continue
+        dense, record["dense"][str(seed)] = dense_network(images, seed)
+        for name in missing:
+            result = small_network(images, dense, VARIANTS[name], seed)
+            record["variants"].setdefault(name, {})[str(seed)] = result
+            write_text(arguments.out, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+            print(
+                f"{name:36} seed {seed}: {result['test_accuracy']:.2%}, {result['parameters']:,} parameters", flush=True
+            )
+    print(f"dense: {statistics.mean(record['dense'].values()):.2%}")
+    for name, found in record["variants"].items():
+        mean = statistics.mean(one["test_accuracy"] for one in found.values())
+        print(f"{name:36} {mean:.2%} of {len(found)} seed(s)")
+
+
+if __name__ == "__main__":
+    main()
