@@ -45,10 +45,18 @@ class Idle(Steering):
         return None if found is None else 0.0
 
 
+class Once(Steering):
+    """Neurons are weighed by what they cost in the dense network, also when their neighbours are gone."""
+
+    def _costs(self, now: Grinding) -> dict[str, float]:
+        return super()._costs(now) if now.milestone == 0 else {}
+
+
 # What is changed, in the settings or in the steering.
 VARIANTS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "neurons weighed alike": {"by_cost": False},
+    "weighed by their cost in the dense network": {"steering": Once},
     "gamma alone, without beta": {"penalty": GammaL1(1.0)},
     "no penalty, neurons only removed": {"steering": Idle},
     "grind 4 epochs": {"epochs": 4},
