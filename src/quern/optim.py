@@ -46,10 +46,6 @@ def _positive(name: str, value: float, zero: bool = False) -> None:
         raise ValueError(f"{name} is {value}, but it must be {'zero or ' if zero else ''}a positive finite number.")
 
 
-def _scaled(target: Target, factor: float) -> Target:
-    return replace(target, l1=factor * target.l1, group=factor * target.group, square=factor * target.square)
-
-
 class _Proximal(torch.optim.Optimizer):
     """Abstract: an optimizer that knows which of its parameters the penalty acts on."""
 
@@ -85,16 +81,17 @@ class _Proximal(torch.optim.Optimizer):
 
     def penalty(self) -> Tensor:
         """The penalty's value, at its full strength; not normalised anew for a network that was made smaller."""
-        return sum((target.value() for target in self._targets), torch.zeros(()))
+        return sum((self._cost(target) * target.value() for target in self._targets), torch.zeros(()))
 
     def weigh(self, costs: dict[str, float]) -> None:
         """Multiply the penalty of each parameter by its cost, by name; those without a name here keep theirs. A second
         call takes the place of the first."""
         for name, cost in costs.items():
             _positive(f"the cost of {name}", cost)
-        now = {**self.costs, **costs}
-        self._targets = [_scaled(t, now.get(t.names[0], 1) / self.costs.get(t.names[0], 1)) for t in self._targets]
-        self.costs = now
+        self.costs = {**self.costs, **costs}
+
+    def _cost(self, target: Target) -> float:
+        return self.costs.get(target.names[0], 1.0)
 
     def replace_parameters(self, new: dict[int, nn.Parameter]) -> None:
         """Shrink the parameters ``new[id(old)]`` in place of the old ones, as strongly as those."""
@@ -105,20 +102,25 @@ class _Proximal(torch.optim.Optimizer):
     @contextmanager
     def ahead(self, steps: float) -> Iterator[None]:
         """Inside the block, the parameters are where the penalty alone would lead them in ``steps`` steps at full
-        strength, as if the loss did not pull. Parameters that were never moved stay where they are."""
+        strength, as if the loss did not pull. What Adam never moved has no pace, and stays where it is."""
         _positive("steps", steps, zero=True)
         group_of = {id(p): group for group in self.param_groups for p in group["params"]}
-        found = [target for target in self._targets if all(self.state.get(p) for p in target.parameters)]
+        found = [target for target in self._targets if self._has_a_pace(target)]
         rates = [self._rate(group_of[id(target.parameters[0])], target.parameters[0]) for target in found]
         metrics = [metric for _, metric in rates if metric is not None]
         kept = [(p, p.detach().clone()) for target in found for p in target.parameters]
         try:
-            shrink_(found, [steps * step for step, _ in rates], metrics or None)
+            paces = [self._cost(target) * step for target, (step, _) in zip(found, rates, strict=True)]
+            shrink_(found, [steps * pace for pace in paces], metrics or None)
             yield
         finally:
             with torch.no_grad():
                 for p, value in kept:
                     p.copy_(value)
+
+    def _has_a_pace(self, target: Target) -> bool:  # noqa: ARG002
+        """Whether it is known how fast the target shrinks."""
+        return True
 
     def _rate(self, group: dict[str, Any], parameter: Tensor) -> tuple[float, Tensor | None]:
         """The step by which a parameter shrinks, and, if it is not 1, the metric it shrinks in."""
@@ -144,7 +146,8 @@ class _Proximal(torch.optim.Optimizer):
         ]
         if found:
             metrics = [metric for _, (_, metric) in found if metric is not None]
-            shrink_([target for target, _ in found], [step for _, (step, _) in found], metrics or None)
+            steps = [self._cost(target) * step for target, (step, _) in found]
+            shrink_([target for target, _ in found], steps, metrics or None)
         return loss
 
     def _move(self, group: dict[str, Any], parameters: list[Tensor]) -> tuple[float, list[Tensor] | None]:
@@ -250,6 +253,9 @@ class ProximalAdam(_Proximal):
         torch._foreach_mul_(metrics, [(size * (1 - beta2**n)) ** -0.5 for size, n in zip(sizes, steps, strict=True)])
         torch._foreach_add_(metrics, group["eps"])
         return list(metrics), steps
+
+    def _has_a_pace(self, target: Target) -> bool:
+        return all(self.state.get(p) for p in target.parameters)
 
     def _rate(self, group: dict[str, Any], parameter: Tensor) -> tuple[float, Tensor]:
         return float(group["lr"]), self._metrics(group, [parameter])[0][0]

@@ -7,7 +7,7 @@
 Each stage is a function of plain values, writes what it made into the run's folder under its final name only when it is
 whole, and is skipped on resume if that is there:
 
-    settings.json
+    config.json   what is to be done, by which a run goes on
     dense/        the dense network: history.jsonl, checkpoints, result.json, model.safetensors, model.onnx
     small/        the same for the small one, ground, healed and compacted
     record.json   settings, data, machine, histories, the table, and what the budget came to
@@ -102,7 +102,7 @@ class Compressed:
             ("bytes", budget.max_bytes, small.bytes),
             ("points of test accuracy lost", budget.max_drop, 100 * (dense.test_accuracy - small.test_accuracy)),
         )
-        found = [Verdict(what, limit, value, value <= limit) for what, limit, value in most if limit is not None]
+        found = [Verdict(what, float(a), float(b), b <= a) for what, a, b in most if a is not None]
         if budget.min_speedup is not None:
             faster = dense.latency_ms / small.latency_ms
             found.append(Verdict("times faster", budget.min_speedup, faster, faster >= budget.min_speedup))
@@ -187,8 +187,8 @@ def compress(
     counts, ramped up over the first half of the grinding. With neither, the budget is one point of accuracy.
     ``options`` are further fields of :class:`quern.train.Settings`, for all stages.
 
-    With ``out`` everything is kept in that folder, and ``resume`` goes on where it stopped. ``about`` is added to the
-    record.
+    With ``out`` everything is kept in that folder, and ``resume`` goes on where it stopped. ``about`` is added to
+    what is written down.
     """
     budget = Budget(max_neurons, max_params, max_bytes, min_speedup, max_drop)
     if penalty is None and not budget:
@@ -209,7 +209,8 @@ def compress(
     try:
         with tempfile.TemporaryDirectory(prefix="quern-compress-") as elsewhere:
             where = folder or Path(elsewhere)
-            return _stages(model, data, dense_settings, small_settings, budget, where, resume, watchers, tell, about)
+            told = {"environment": facts(), **(about or {})}
+            return _stages(model, data, dense_settings, small_settings, budget, where, resume, watchers, tell, told)
     except Stopped as reason:
         said = "nothing is kept without a folder: say out="
         if folder is not None:
@@ -237,7 +238,7 @@ def _stages(
     resume: bool,
     watchers: Sequence[Watcher],
     tell: Tell,
-    about: dict[str, Any] | None,
+    about: dict[str, Any],
 ) -> Compressed:
     batches = source(data, small_settings, Team(), torch.device(small_settings.device))
     settings = {
@@ -246,7 +247,7 @@ def _stages(
         "budget": asdict(budget),
     }
     _check(model, small_settings, batches)
-    _open(out, settings, resume)
+    _open(out, settings, about, resume)
     dense, dense_result = train_dense(model, data, dense_settings, batches, out / "dense", resume, watchers, tell)
     _export(dense, batches, out / "dense" / "model.onnx", resume)
     small, small_result = grind(dense, dense_result, data, small_settings, budget, batches, out, resume, watchers, tell)
@@ -260,8 +261,7 @@ def _stages(
     }
     found = Compressed(dense, small, columns["dense"], columns["small"], budget)
     record = {
-        **(about or {}),
-        "environment": facts(),
+        **about,
         "settings": settings,
         **found.to_dict(),
         "layers": [
@@ -331,8 +331,10 @@ def grind(
         return times["dense"].median_ms / times["small"].median_ms
 
     def trial(small: nn.Module) -> float:
-        briefly = replace(settings, epochs=0, heal=1, penalty=None, compact_every=0)
-        return fit(small, _less(data), briefly, teacher=dense if settings.distill else None).val_accuracy
+        less = _less(data)
+        batch = min(settings.batch, len(less.train)) if isinstance(less, ImageSet) else settings.batch
+        briefly = replace(settings, epochs=0, heal=1, penalty=None, compact_every=0, batch=batch)
+        return fit(small, less, briefly, teacher=dense if settings.distill else None).val_accuracy
 
     steer = None
     if budget:
@@ -368,15 +370,22 @@ def _check(model: nn.Module, settings: Settings, batches: Source) -> None:
     plan(model, batches.example)
 
 
-def _open(out: Path, settings: dict[str, Any], resume: bool) -> None:
+def _open(out: Path, settings: dict[str, Any], about: dict[str, Any], resume: bool) -> None:
     """A new folder that says what is to be done, or one that says the same."""
-    path, text = out / "settings.json", json.dumps(settings, indent=1) + "\n"
+    path = out / "config.json"
     if not path.exists():
         out.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
-    elif not resume:
+        write_text(path, json.dumps({**about, "settings": settings}, indent=1) + "\n")
+        return
+    if not resume:
         raise TrainingError(f"{out} already holds a run: go on with resume, or choose another folder.")
-    elif path.read_text(encoding="utf-8") != text:
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))["settings"]
+    except (OSError, ValueError, KeyError, TypeError) as reason:
+        raise TrainingError(
+            f"{path} does not hold the settings of a run ({reason}): choose another folder."
+        ) from reason
+    if before != json.loads(json.dumps(settings)):
         raise TrainingError(f"{out} was begun with other settings: see {path}, or choose another folder.")
 
 

@@ -29,6 +29,7 @@ from quern.train import MILESTONES, Grinding
 
 __all__ = ["Budget", "Size", "Steering"]
 
+MOST = 1e12  # steps, in which a penalty does all it can
 SMALLEST = 1 / 128  # share of the parameters that a search by accuracy alone would end with
 MARGIN = 1.05  # by how much a network must be faster than asked for, as times are never measured twice the same
 
@@ -164,7 +165,7 @@ class Steering:
         if small is not None and self.budget.max_bytes is not None:
             with tempfile.TemporaryDirectory(prefix="quern-") as folder:
                 path = Path(folder) / "model.safetensors"
-                io.save(small, path, metrics={"test_accuracy": 0.1234, "val_accuracy": 0.1234}, images=self.images)
+                io.save(small, path, metrics={"test_accuracy": 2 / 3, "val_accuracy": 2 / 3}, images=self.images)
                 stored = path.stat().st_size
         return Size(found.neurons[1], found.parameters[1], stored, macs)
 
@@ -193,15 +194,18 @@ class Steering:
                 found = self._size(now.model)
             return None if found is None else self._excess(now.memory, found)
 
-        few, many, steps = 0.0, math.inf, now.memory.get("steps", 1.0)
-        here = excess(0.0)
-        if here is None or here <= goal:
-            return 0.0
-        while few == 0 or many == math.inf or many > 1.003 * few or (many > 1.00001 * few and excess(many) is None):
+        def too_few(steps: float) -> bool:
             found = excess(steps)
-            few, many = (steps, many) if found is not None and found > goal else (few, steps)
+            return found is not None and found > goal
+
+        # None at 0 or not too few: the goal is reached. Too few at the most: no penalty gets there, or none acts yet.
+        if not too_few(0.0) or too_few(MOST):
+            return 0.0
+        few, many, steps = 0.0, math.inf, now.memory.get("steps", 1.0)
+        while few == 0 or many == math.inf or many > 1.003 * few or (many > 1.00001 * few and excess(many) is None):
+            few, many = (steps, many) if too_few(steps) else (few, steps)
             steps = 2 * few if many == math.inf else many / 2 if few == 0 else math.sqrt(few * many)
-            if not 1e-12 < steps < 1e12:  # nothing that is penalised was moved yet, or it is not enough
+            if steps < 1 / MOST:
                 return 0.0
         now.memory["steps"] = many
         return few if excess(many) is None else many

@@ -164,11 +164,14 @@ def _compress(config: dict[str, Any], out: Path, resume: bool, quiet: bool, json
 
     from quern import io
     from quern.environment import facts
-    from quern.files import write_text
     from quern.penalties import Penalty
-    from quern.pipeline import compress
+    from quern.pipeline import Budget, compress
+    from quern.train import Settings
 
     _train.set_threads(config["threads"])
+    Budget(**config["budget"])  # before any download, as are the settings
+    epochs = config["stages"]["epochs"] + config["stages"]["grind"]
+    Settings(**{**{name: value for name, value in config["stages"].items() if name != "grind"}, "epochs": epochs})
     if not resume and (out / "config.json").exists():
         raise TrainingError(f"{out} already holds a run: go on with --resume, or choose another folder.")
     images = _train.images_of(config, out, resume, quiet)
@@ -177,15 +180,11 @@ def _compress(config: dict[str, Any], out: Path, resume: bool, quiet: bool, json
     torch.manual_seed(stages["seed"])
     if config["start"] is not None:
         network = io.load(network_file(Path(config["start"])))
+        _train.check_images(network, images, config["start"])
     else:
         network = _train.build(_with_norm(config, images), images)
     if not resume:
         config = {**config, "threads": torch.get_num_threads(), "sums": images.sums, "environment": facts()}
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            write_text(out / "config.json", json.dumps(config, indent=1))
-        except OSError as reason:
-            raise TrainingError(f"{out} cannot be written to ({reason.strerror}): choose another --out.") from reason
     if not quiet:
         count = sum(p.numel() for p in network.parameters())
         say(f"{images.name}: {len(images.train):,} images to train, {len(images.val):,} to validate", err_console)
@@ -200,7 +199,7 @@ def _compress(config: dict[str, Any], out: Path, resume: bool, quiet: bool, json
         resume=resume,
         watchers=_train.watchers(out, False, quiet, True),
         tell=(lambda _: None) if quiet else (lambda text: say(text, err_console)),
-        about={key: config[key] for key in _CONFIG if key not in ("penalty", "budget", "stages")},
+        about=config,
     )
     if not quiet:
         console = err_console if json_ else out_console

@@ -309,8 +309,6 @@ def model_name(config: dict[str, Any], images: "ImageSet") -> str:
 
 
 def build(config: dict[str, Any], images: "ImageSet") -> "nn.Module":
-    import torch
-
     from quern import models
 
     name = model_name(config, images)
@@ -325,13 +323,22 @@ def build(config: dict[str, Any], images: "ImageSet") -> "nn.Module":
         raise TrainingError(f"{name} does not take {', '.join(config['options'])}: {reason}.") from reason
     except ValueError as reason:
         raise TrainingError(str(reason)) from reason
+    check_images(network, images, name)
+    return network.train()
+
+
+def check_images(network: "nn.Module", images: "ImageSet", name: str) -> None:
+    """One sentence if the network does not take such images, or has fewer scores than there are classes."""
+    import torch
+
+    size = " x ".join(map(str, images.shape))
     try:
         with torch.no_grad():
-            network.eval()(images.normalize(images.train.pixels[:1]))
+            scores = network.eval()(images.normalize(images.train.pixels[:1]))
     except (RuntimeError, ValueError) as reason:
-        size = " x ".join(map(str, images.shape))
         raise TrainingError(f"{name} does not take images of {size}: choose another --model ({reason}).") from reason
-    return network.train()
+    if scores.dim() != 2 or scores.shape[1] < len(images.classes):
+        raise TrainingError(f"{name} gives scores of shape {tuple(scores.shape)}, for {len(images.classes)} classes.")
 
 
 def _print_result(result: "Result", settings: "Settings", console: Console) -> None:

@@ -30,6 +30,7 @@ from quern.train._batches import Batch, Loaders, Source, derived_seed, evaluate,
 from quern.train._settings import Phase, Settings
 
 MILESTONES = 20  # of a grinding that is steered
+FINAL_PASSES = 5  # chances at its end to meet the goal, which a steering may move
 TEMPERATURE = 4.0
 
 
@@ -80,9 +81,9 @@ class Grinding:
 
 @runtime_checkable
 class Steer(Protocol):
-    """Steers a grinding at each of the ``MILESTONES`` that part it into equal parts. First it says what to ``remove``
-    at once, besides what died; then the ``strength``, the factor of λ from here on. None as strength ends the grinding:
-    what is zero stays so, and its epochs go on without the penalty."""
+    """Steers a grinding at each of the ``MILESTONES`` that part it into equal parts, and at its end. First it says what
+    to ``remove`` at once, besides what died; then the ``strength``, the factor of λ from here on. None as strength ends
+    the grinding: what is zero stays so, and its epochs go on without the penalty."""
 
     def remove(self, now: Grinding) -> Plan | None: ...
     def strength(self, now: Grinding) -> float | None: ...
@@ -257,6 +258,10 @@ class _Run:
                 self.crew.sum(0.0)  # nobody leaves before the leader has saved: torchrun would end it
                 name = signal.Signals(self.stop_signal).name
                 raise Stopped(f"stopped by {name}: {self._how_to_go_on()}", self.stop_signal)
+        if self.steer is not None and phase == "grind" and place == settings.epochs - 1:
+            for _ in range(FINAL_PASSES):
+                if not state["enough"]:
+                    self._steer(MILESTONES)
         self.crew.equalize_buffers(self.model)
         val_loss, val_accuracy = evaluate(self.model, self.source.val(), self.crew)
         self._check_health(epoch)
@@ -359,9 +364,9 @@ class _Run:
             tensors, _ = checkpoint.load(self.out / "best.safetensors")
             self.best = {name.removeprefix("model."): t for name, t in tensors.items()}
         self.model.load_state_dict(self.crew.from_leader(self.best if self.crew.leads else None))
-        self.model.eval()
         if self.settings.compact_every:
             self._compact()
+        self.model.eval()
         test_loss, test_accuracy = evaluate(self.model, self.source.test(), self.crew)
         history, best = self.state["history"], self.state["best"]
         result = Result(

@@ -1,0 +1,135 @@
+"""``quern compress`` as a user runs it."""
+
+import json
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from quern.cli._compress import _bytes
+from quern.errors import TrainingError
+from tests.test_cli import quern, refused, start
+
+SHORT = ["--epochs", 2, "--grind", 2, "--heal", 1, "--threads", 1]
+BY_LAMBDA = [*SHORT, "--penalty", "gamma-beta", "--lambda", 30, "--lr", "0.01"]
+FILES = {"history.jsonl", "result.json", "model.safetensors", "model.onnx"}
+
+
+@pytest.fixture(scope="module")
+def budget(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    folder = tmp_path_factory.mktemp("runs") / "budget"
+    return folder, *quern("compress", *SHORT, "--max-params", 4000, "--out", folder)
+
+
+@pytest.fixture(scope="module")
+def by_lambda(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """Without a budget, and quicker."""
+    folder = tmp_path_factory.mktemp("runs") / "lambda"
+    return folder, *quern("compress", *BY_LAMBDA, "--out", folder, "--json", "--quiet")
+
+
+def test_a_run_meets_its_budget_and_says_so(budget: tuple[Path, str, str]) -> None:
+    folder, out, err = budget
+    head, *rows = out.splitlines()
+    assert head.split() == ["dense", "compacted", "ratio"]
+    assert [row.split("  ")[0] for row in rows[:3]] == ["test accuracy", "neurons", "parameters"]
+    assert rows[-1].startswith("parameters: ")
+    assert rows[-1].endswith("asked for 4,000: met")
+    assert "dense network: 2 epochs" in err
+    assert "small network: 2 epochs to grind, 1 to heal" in err
+    assert f"in {folder}: small/model.safetensors" in err
+    record, config = (json.loads((folder / name).read_text()) for name in ("record.json", "config.json"))
+    assert record["small"]["parameters"] <= 4000 < record["dense"]["parameters"]
+    assert record["budget"][0]["met"] is True
+    assert record["command"] == config["command"]
+    assert config["budget"]["max_params"] == 4000
+    for name in ("dense", "small"):
+        assert {p.name for p in (folder / name).iterdir()} >= FILES
+
+
+def test_json_is_all_on_standard_output_and_quiet_is_quiet(by_lambda: tuple[Path, str, str]) -> None:
+    folder, out, err = by_lambda
+    assert err == ""
+    record = json.loads((folder / "record.json").read_text())
+    assert json.loads(out) == {key: record[key] for key in ("dense", "small", "budget")}
+    assert record["budget"] == []
+    assert 0 < record["small"]["neurons"] < record["dense"]["neurons"]
+
+
+def test_killed_at_a_random_moment_and_resumed_is_never_killed(
+    by_lambda: tuple[Path, str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    process = start("compress", *BY_LAMBDA, "--out", folder, "--quiet")
+    while not (folder / "small" / "last.safetensors").exists() and process.poll() is None:
+        time.sleep(0.005)
+    time.sleep(random.Random(1).uniform(0, 0.5))
+    assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (folder / "record.json").exists()
+    quern("compress", "--resume", "--out", folder, "--quiet")
+    for name in ("dense", "small"):
+        ours, theirs = (load_file(run / name / "model.safetensors") for run in (folder, by_lambda[0]))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_a_trained_network_is_where_it_starts_and_what_is_missed_is_said(
+    budget: tuple[Path, str, str], tmp_path: Path
+) -> None:
+    out, _ = quern(
+        "compress",
+        "--start",
+        budget[0] / "dense",
+        "--grind",
+        0,
+        "--heal",
+        1,
+        "--threads",
+        1,
+        "--max-params",
+        10,
+        "--out",
+        tmp_path / "run",
+    )
+    verdict = out.splitlines()[-1]
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    left = record["small"]["parameters"]
+    assert verdict == f"parameters: {left:,}, asked for 10: missed by {left - 10:,}"
+    assert record["start"] == str(budget[0] / "dense")
+    assert record["settings"]["dense"] is None
+    ours, theirs = (load_file(run / "dense" / "model.safetensors") for run in (tmp_path / "run", budget[0]))
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_bad_input_gets_one_sentence(budget: tuple[Path, str, str], tmp_path: Path) -> None:
+    new = ("--out", tmp_path / "new")
+    assert "a budget chooses λ" in refused("compress", "--max-params", 9, "--penalty", "rq", "--lambda", 1, *new)
+    assert "a penalty needs its --lambda, or a budget" in refused("compress", "--penalty", "rq", *new)
+    assert "--max-bytes is lots" in refused("compress", "--max-bytes", "lots", *new)
+    assert "leave out --epochs" in refused("compress", "--start", budget[0] / "dense", "--epochs", 3, *new)
+    assert "already holds a run" in refused("compress", *SHORT, "--out", budget[0])
+    assert "leave out --epochs, --max-params" in refused(
+        "compress", "--resume", "--out", budget[0], "--epochs", 9, "--max-params", 5
+    )
+    assert "does not hold the settings of such a run" in refused("compress", "--resume", "--out", tmp_path / "nowhere")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_mistake_that_shows_late_does_not_spoil_the_folder(tmp_path: Path) -> None:
+    assert "heal is -1" in refused("compress", "--heal", -1, "--quiet", "--out", tmp_path / "run")
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_bytes_have_units() -> None:
+    found = {text: _bytes(text) for text in ("65536", "64k", "64 K", "64kB", "1M", "0.5m", "10b")}
+    assert list(found.values()) == [65536, 65536, 65536, 65536, 2**20, 2**19, 10]
+    assert _bytes(None) is None
+    for wrong in ("", "k", "-1", "1G", "1e3", "nan"):
+        with pytest.raises(TrainingError, match=r"^--max-bytes is .*\.$"):
+            _bytes(wrong)
