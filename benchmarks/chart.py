@@ -26,14 +26,28 @@ PAPER = {
 PANELS = {"mnist": ("MNIST", 93, 100), "cifar10": ("CIFAR-10", 71, 81)}
 
 
+def sheet(width: int, height: int, letters: int) -> list[str]:
+    """The first lines of a drawing."""
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"',
+        f' font-family="sans-serif" font-size="{letters}">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+    ]
+
+
+def legend(left: int, entries: tuple[tuple[int, str, str], ...]) -> list[str]:
+    """Dots with their names, beside a panel's title."""
+    parts = []
+    for x, colour, who in entries:
+        parts.append(f'<circle cx="{left + x}" cy="16" r="5" fill="{colour}"/>')
+        parts.append(f'<text x="{left + x + 10}" y="20" fill="{colour}">{who}</text>')
+    return parts
+
+
 def zeros() -> None:
     """Accuracy against zero quaternions: the paper's networks, and ours."""
     side, top, high = 360, 40, 240
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * side} {top + high + 50}"',
-        ' font-family="sans-serif" font-size="12">',
-        f'<rect width="{2 * side}" height="{top + high + 50}" fill="#ffffff"/>',
-    ]
+    parts = sheet(2 * side, top + high + 50, 12)
     runs = [folder for folder in sorted((ROOT / "results").iterdir()) if (folder / "result.json").exists()]
     for n, (name, (title, low, best)) in enumerate(PANELS.items()):
         left, wide = n * side + 48, side - 70
@@ -44,9 +58,7 @@ def zeros() -> None:
             return left + share / 100 * (side - 70), top + high * (best - accuracy) / (best - low)
 
         parts.append(f'<text x="{left}" y="20" font-size="14" font-weight="bold" fill="#222222">{title}</text>')
-        for x, colour, who in ((110, "#c0392b", "the paper"), (200, "#2f6f8f", "quern")):
-            parts.append(f'<circle cx="{left + x}" cy="16" r="5" fill="{colour}"/>')
-            parts.append(f'<text x="{left + x + 10}" y="20" fill="{colour}">{who}</text>')
+        parts += legend(left, ((110, "#c0392b", "the paper"), (200, "#2f6f8f", "quern")))
         for accuracy in range(low, best + 1, 2 if best - low > 8 else 1):
             _, y = at(accuracy, 0)
             parts.append(f'<line x1="{left}" x2="{left + wide}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e4e4e4"/>')
@@ -62,7 +74,9 @@ def zeros() -> None:
         )
         points = [(label, *point, "#c0392b") for label, point in PAPER[name].items()]
         for folder in runs:
-            if json.loads((folder / "config.json").read_text())["dataset"] == name:
+            config = json.loads((folder / "config.json").read_text())
+            of_weights = any(term["kind"] in ("RQ", "RQL") for term in config["settings"]["penalty"] or ())
+            if config["dataset"] == name and of_weights:
                 found = json.loads((folder / "result.json").read_text())
                 share = 100 * found["sparsity"]["quaternion_sparsity"]
                 points.append((f"{100 * found['test_accuracy']:.2f} %", 100 * found["test_accuracy"], share, "#2f6f8f"))
@@ -83,11 +97,7 @@ SIZES = {"mnist": ("MNIST", 97.0, 99.5, 0.5, 1e3, 2e4), "cifar10": ("CIFAR-10", 
 def size() -> None:
     """Accuracy against parameters: every record of quern compress, dense and small."""
     side, top, high = 360, 40, 240
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * side} {top + high + 50}"',
-        ' font-family="sans-serif" font-size="12">',
-        f'<rect width="{2 * side}" height="{top + high + 50}" fill="#ffffff"/>',
-    ]
+    parts = sheet(2 * side, top + high + 50, 12)
     records = [json.loads(path.read_text()) for path in sorted((ROOT / "results").glob("*/record.json"))]
     for n, (name, (title, low, best, step, fewest, most)) in enumerate(SIZES.items()):
         left, wide = n * side + 52, side - 74
@@ -106,9 +116,7 @@ def size() -> None:
             return x, top + high * (best - 100 * network["test_accuracy"]) / (best - low)
 
         parts.append(f'<text x="{left}" y="20" font-size="14" font-weight="bold" fill="#222222">{title}</text>')
-        for x, colour, who in ((110, "#c0392b", "dense"), (180, "#2f6f8f", "quern compress")):
-            parts.append(f'<circle cx="{left + x}" cy="16" r="5" fill="{colour}"/>')
-            parts.append(f'<text x="{left + x + 10}" y="20" fill="{colour}">{who}</text>')
+        parts += legend(left, ((110, "#c0392b", "dense"), (180, "#2f6f8f", "quern compress")))
         for k in range(round((best - low) / step) + 1):
             accuracy = low + k * step
             _, y = at({"parameters": fewest, "test_accuracy": accuracy / 100})
@@ -139,11 +147,7 @@ def size() -> None:
 def speed() -> None:
     ratios = {row["what"]: row["ratio"] for row in json.loads((ROOT / "benchmarks/layers.json").read_text())["rows"]}
     height = 46 + ROW * len(SHOWN)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"',
-        ' font-family="sans-serif" font-size="14">',
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-    ]
+    parts = sheet(WIDTH, height, 14)
     for n, (what, label) in enumerate(SHOWN.items()):
         y = 30 + ROW * n
         parts += [

@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from quern import io
@@ -37,7 +36,7 @@ from quern.files import write_text
 from quern.penalties import GammaL1, Penalty
 from quern.sparsity import measure
 from quern.steering import Budget, Steering
-from quern.train import Loaders, Result, Settings, Source, Watcher, evaluate, fit, source
+from quern.train import Loaders, Result, Settings, Source, Watcher, evaluate, find_device, fit, source
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -163,9 +162,9 @@ def compress(
     max_bytes: int | None = None,
     min_speedup: float | None = None,
     max_drop: float | None = None,
-    epochs: int = 20,
-    grind: int = 10,
-    heal: int = 20,
+    epochs: int = 12,
+    grind: int = 6,
+    heal: int = 24,
     heal_lr: float | None = None,
     distill: float = 0.5,
     out: Path | str | None = None,
@@ -185,7 +184,7 @@ def compress(
     ``max_neurons``, ``max_params``, ``max_bytes``, ``min_speedup`` and ``max_drop`` are the budget (:class:`Budget`),
     for which λ is steered; the weights of the penalty then only say how its terms mix. Without a budget its own λ
     counts, ramped up over the first half of the grinding. With neither, the budget is one point of accuracy.
-    ``options`` are further fields of :class:`quern.train.Settings`, for all stages.
+    ``options`` are further fields of :class:`quern.train.Settings`, for all stages; the batch is 100 if it is not said.
 
     With ``out`` everything is kept in that folder, and ``resume`` goes on where it stopped. ``about`` is added to
     what is written down.
@@ -194,7 +193,7 @@ def compress(
     if penalty is None and not budget:
         budget = Budget(max_drop=1.0)
     data = _data(train, val, test)
-    common = {"lr": 2e-3, **options}
+    common = {"batch": 100, **options}
     try:
         dense_settings = Settings(epochs=epochs, **common) if epochs else None
         small_settings = Settings(
@@ -208,9 +207,10 @@ def compress(
     folder = None if out is None else Path(out)
     try:
         with tempfile.TemporaryDirectory(prefix="quern-compress-") as elsewhere:
-            where = folder or Path(elsewhere)
+            batches = source(data, small_settings, Team(), find_device(small_settings.device))
+            job = _Job(data, batches, folder or Path(elsewhere), resume, watchers, tell)
             told = {"environment": facts(), **(about or {})}
-            return _stages(model, data, dense_settings, small_settings, budget, where, resume, watchers, tell, told)
+            return _stages(job, model, dense_settings, small_settings, budget, told)
     except Stopped as reason:
         said = "nothing is kept without a folder: say out="
         if folder is not None:
@@ -228,38 +228,68 @@ def _data(train: Any, val: Any, test: Any) -> ImageSet | Loaders:
     return Loaders(train, val, test)
 
 
+@dataclass(frozen=True)
+class _Job:
+    """What all stages have in common."""
+
+    data: ImageSet | Loaders
+    batches: Source
+    out: Path
+    resume: bool
+    watchers: Sequence[Watcher]
+    tell: Tell
+
+    def fit(self, name: str, network: nn.Module, settings: Settings, **options: Any) -> Result:
+        going_on = self.resume and (self.out / name).is_dir()
+        return fit(network, self.data, settings, self.out / name, going_on, self.watchers, **options)
+
+    def finished(self, name: str, model: nn.Module) -> tuple[nn.Module, Result] | None:
+        """The network and the result of a stage that is done, on resume."""
+        folder = self.out / name
+        if not (self.resume and (folder / "result.json").exists() and (folder / "model.safetensors").exists()):
+            return None
+        try:
+            result = Result.from_dict(json.loads((folder / "result.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as reason:
+            said = f"{folder / 'result.json'} is damaged ({reason}): remove {folder} to do it again."
+            raise TrainingError(said) from reason
+        self.tell(f"the {name} network is there")
+        return io.load(folder / "model.safetensors", model), result
+
+    def some(self) -> Tensor:
+        return next(iter(self.batches.val()))[0][:64]
+
+
 def _stages(
+    job: _Job,
     model: nn.Module,
-    data: ImageSet | Loaders,
     dense_settings: Settings | None,
     small_settings: Settings,
     budget: Budget,
-    out: Path,
-    resume: bool,
-    watchers: Sequence[Watcher],
-    tell: Tell,
     about: dict[str, Any],
 ) -> Compressed:
-    batches = source(data, small_settings, Team(), torch.device(small_settings.device))
     settings = {
         "dense": dense_settings and dense_settings.to_dict(),
         "small": small_settings.to_dict(),
         "budget": asdict(budget),
     }
-    _check(model, small_settings, batches)
-    _open(out, settings, about, resume)
-    dense, dense_result = train_dense(model, data, dense_settings, batches, out / "dense", resume, watchers, tell)
-    _export(dense, batches, out / "dense" / "model.onnx", resume)
-    small, small_result = grind(dense, dense_result, data, small_settings, budget, batches, out, resume, watchers, tell)
-    _export(small, batches, out / "small" / "model.onnx", resume)
-    tell("timing both networks in onnxruntime")
-    files = {name: out / name / "model.onnx" for name in ("dense", "small")}
-    times = time_onnx(files, batches.example.shape[1:])
-    columns = {
-        name: _column(network, result, out / name, times[name].median_ms, batches)
-        for name, network, result in (("dense", dense, dense_result), ("small", small, small_result))
-    }
-    found = Compressed(dense, small, columns["dense"], columns["small"], budget)
+    _check(model, small_settings, job.batches)
+    _open(job.out, settings, about, job.resume)
+    dense, dense_result = _train_dense(job, model, dense_settings)
+    _export(job, "dense", dense)
+    small, small_result = _grind(job, dense, dense_result, small_settings, budget)
+    _export(job, "small", small)
+    job.tell("timing both networks in onnxruntime")
+    times = time_onnx(
+        {name: job.out / name / "model.onnx" for name in ("dense", "small")}, job.batches.example.shape[1:]
+    )
+    found = Compressed(
+        dense,
+        small,
+        _column(job, "dense", dense, dense_result, times["dense"].median_ms),
+        _column(job, "small", small, small_result, times["small"].median_ms),
+        budget,
+    )
     record = {
         **about,
         "settings": settings,
@@ -270,81 +300,57 @@ def _stages(
         ],
         "history": {"dense": list(dense_result.history), "small": list(small_result.history)},
     }
-    write_text(out / "record.json", json.dumps(record, indent=1) + "\n")
+    write_text(job.out / "record.json", json.dumps(record, indent=1) + "\n")
     return found
 
 
-def train_dense(
-    model: nn.Module,
-    data: ImageSet | Loaders,
-    settings: Settings | None,
-    batches: Source,
-    out: Path,
-    resume: bool,
-    watchers: Sequence[Watcher] = (),
-    tell: Tell = lambda _: None,
-) -> tuple[nn.Module, Result]:
+def _train_dense(job: _Job, model: nn.Module, settings: Settings | None) -> tuple[nn.Module, Result]:
     """The first stage: a trained copy of ``model``, and how it did; without ``settings`` it is as good as it is."""
-    found = _finished(out, model) if resume else None
-    if found is not None:
-        tell("the dense network is there")
+    if found := job.finished("dense", model):
         return found
     dense = copy.deepcopy(model)
     if settings is not None:
-        tell(f"dense network: {settings.epochs} epochs")
-        result = fit(dense, data, settings, out, resume and out.is_dir(), watchers)
-        return dense, result
+        job.tell(f"dense network: {settings.epochs} epochs")
+        return dense, job.fit("dense", dense, settings)
     dense.eval()
-    _, val_accuracy = evaluate(dense, batches.val())
-    loss, accuracy = evaluate(dense, batches.test())
-    result = Result((), 0, val_accuracy, accuracy, loss, measure(dense, batches.example), 0.0)
-    out.mkdir(parents=True, exist_ok=True)
-    metrics = {"test_accuracy": accuracy, "val_accuracy": val_accuracy}
-    io.save(dense, out / "model.safetensors", metrics=metrics, images=batches.about())
-    write_text(out / "result.json", json.dumps(result.to_dict(), indent=1))
+    _, val_accuracy = evaluate(dense, job.batches.val())
+    loss, accuracy = evaluate(dense, job.batches.test())
+    result = Result((), 0, val_accuracy, accuracy, loss, measure(dense, job.batches.example), 0.0)
+    folder, metrics = job.out / "dense", {"test_accuracy": accuracy, "val_accuracy": val_accuracy}
+    folder.mkdir(parents=True, exist_ok=True)
+    io.save(dense, folder / "model.safetensors", metrics=metrics, images=job.batches.about())
+    write_text(folder / "result.json", json.dumps(result.to_dict(), indent=1))
     return dense, result
 
 
-def grind(
-    dense: nn.Module,
-    dense_result: Result,
-    data: ImageSet | Loaders,
-    settings: Settings,
-    budget: Budget,
-    batches: Source,
-    out: Path,
-    resume: bool,
-    watchers: Sequence[Watcher] = (),
-    tell: Tell = lambda _: None,
+def _grind(
+    job: _Job, dense: nn.Module, dense_result: Result, settings: Settings, budget: Budget
 ) -> tuple[nn.Module, Result]:
     """The second stage: a copy of ``dense``, ground under the penalty, healed and compacted, and how it did."""
-    found = _finished(out / "small", dense) if resume else None
-    if found is not None:
-        tell("the small network is there")
+    if found := job.finished("small", dense):
         return found
+    teacher = dense if settings.distill else None
 
     def faster(small: nn.Module) -> float:
         with tempfile.TemporaryDirectory(prefix="quern-") as folder:
-            path = Path(folder) / "small.onnx"
-            to_onnx(small, path, _some(batches))
-            times = time_onnx({"dense": out / "dense" / "model.onnx", "small": path}, batches.example.shape[1:])
+            files = {"dense": job.out / "dense" / "model.onnx", "small": Path(folder) / "small.onnx"}
+            to_onnx(small, files["small"], job.some())
+            times = time_onnx(files, job.batches.example.shape[1:])
         return times["dense"].median_ms / times["small"].median_ms
 
     def trial(small: nn.Module) -> float:
-        less = _less(data)
+        less = _less(job.data)
         batch = min(settings.batch, len(less.train)) if isinstance(less, ImageSet) else settings.batch
         briefly = replace(settings, epochs=0, heal=1, penalty=None, compact_every=0, batch=batch)
-        return fit(small, less, briefly, teacher=dense if settings.distill else None).val_accuracy
+        return fit(small, less, briefly, teacher=teacher).val_accuracy
 
     steer = None
     if budget:
-        images, accuracy = batches.about(), dense_result.val_accuracy
-        steer = Steering(budget, batches.example, images=images, speedup=faster, trial=trial, dense_accuracy=accuracy)
-    tell(f"small network: {settings.epochs} epochs to grind, {settings.heal} to heal")
-    small, teacher = copy.deepcopy(dense), dense if settings.distill else None
-    going_on = resume and (out / "small").is_dir()
-    result = fit(small, data, settings, out / "small", going_on, watchers, teacher=teacher, steer=steer)
-    return small, result
+        options = {"images": job.batches.about(), "dense_accuracy": dense_result.val_accuracy}
+        steer = Steering(budget, job.batches.example, speedup=faster, trial=trial, **options)
+    job.tell(f"small network: {settings.epochs} epochs to grind, {settings.heal} to heal")
+    small = copy.deepcopy(dense)
+    return small, job.fit("small", small, settings, teacher=teacher, steer=steer)
 
 
 def _less(data: ImageSet | Loaders) -> ImageSet | Loaders:
@@ -389,30 +395,14 @@ def _open(out: Path, settings: dict[str, Any], about: dict[str, Any], resume: bo
         raise TrainingError(f"{out} was begun with other settings: see {path}, or choose another folder.")
 
 
-def _finished(folder: Path, model: nn.Module) -> tuple[nn.Module, Result] | None:
-    """The network and the result of a stage that is done."""
-    if not (folder / "result.json").exists() or not (folder / "model.safetensors").exists():
-        return None
-    try:
-        result = Result.from_dict(json.loads((folder / "result.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as reason:
-        raise TrainingError(
-            f"{folder / 'result.json'} is damaged ({reason}): remove {folder} to do it again."
-        ) from reason
-    return io.load(folder / "model.safetensors", model), result
+def _export(job: _Job, name: str, network: nn.Module) -> None:
+    path = job.out / name / "model.onnx"
+    if not (job.resume and path.exists()):
+        to_onnx(network, path, job.some())
 
 
-def _some(batches: Source) -> Tensor:
-    return next(iter(batches.val()))[0][:64]
-
-
-def _export(network: nn.Module, batches: Source, path: Path, resume: bool) -> None:
-    if not (resume and path.exists()):
-        to_onnx(network, path, _some(batches))
-
-
-def _column(network: nn.Module, result: Result, folder: Path, latency_ms: float, batches: Source) -> Network:
-    found = measure(network, batches.example)
+def _column(job: _Job, name: str, network: nn.Module, result: Result, latency_ms: float) -> Network:
+    found, folder = measure(network, job.batches.example), job.out / name
     return Network(
         test_accuracy=result.test_accuracy,
         val_accuracy=result.val_accuracy,

@@ -89,6 +89,18 @@ class Steer(Protocol):
     def strength(self, now: Grinding) -> float | None: ...
 
 
+def find_device(name: str) -> torch.device:
+    """The device of that name; one sentence if it is not here."""
+    try:
+        device = torch.device(name)
+        if device.type != "cuda" or not torch.cuda.is_available():
+            torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as reason:
+        said = str(reason).splitlines()[0].rstrip(".")
+        raise TrainingError(f"there is no device {name} here: {said}.") from reason
+    return device
+
+
 def fit(
     model: nn.Module,
     data: ImageSet | Loaders,
@@ -112,13 +124,7 @@ def fit(
 
     ``teacher`` gives the answers for ``settings.distill``; ``steer`` chooses λ in place of ``settings.ramp``.
     """
-    try:
-        device = torch.device(settings.device)
-        if device.type != "cuda" or not torch.cuda.is_available():
-            torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as reason:
-        said = str(reason).splitlines()[0].rstrip(".")
-        raise TrainingError(f"there is no device {settings.device} here: {said}.") from reason
+    device = find_device(settings.device)
     with team(device) as crew:
         if device.type == "cuda" and device.index is None:  # the one that the team chose for this process
             device = torch.device("cuda", torch.cuda.current_device())
