@@ -58,15 +58,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "all neurons cost the same": {"by_cost": False},
     "neurons cost what they did in the dense network": {"steering": Once},
     "no distillation": {"distill": 0.0},
-    "distillation 0.9": {"distill": 0.9},
-    "heal at lr 0.004": {"heal_lr": 4e-3},
-    "no penalty, neurons only removed": {"steering": Idle},
     "gamma alone, without beta": {"penalty": GammaL1(1.0)},
+    "no penalty, neurons only removed": {"steering": Idle},
+    "heal at lr 0.004": {"heal_lr": 4e-3},
     "shifted by 2 pixels too": {"crop": 2},
     "heal 24 epochs": {"heal": 24},
     "grind 12 epochs": {"epochs": 12},
-    "not mirrored": {"flip": False},
-    "heal with dropout": {"heal_dropout": True},
 }
 
 
