@@ -7,7 +7,7 @@ READY := .venv/.ready
 
 demo: $(READY)
 	rm -rf runs/demo
-	$(BIN)/quern compress --max-params 1000 --out runs/demo
+	$(BIN)/quern compress --max-params 1000 --threads 1 --out runs/demo
 
 test: check
 	$(BIN)/python -m pytest -n 2 -q -m "not unchecked"

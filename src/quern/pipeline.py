@@ -166,7 +166,7 @@ def compress(
     grind: int = 6,
     heal: int = 24,
     heal_lr: float | None = None,
-    distill: float = 0.5,
+    distill: float = 0.0,
     out: Path | str | None = None,
     resume: bool = False,
     watchers: Sequence[Watcher] = (),

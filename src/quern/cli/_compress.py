@@ -85,7 +85,7 @@ def compress(
     heal_lr: Annotated[float | None, _phase(help="Learning rate while healing.", show_default="--lr")] = None,
     distill: Annotated[
         float, _phase(help="Share of the loss, while healing, that asks for the dense network's answers.")
-    ] = 0.5,
+    ] = 0.0,
     lr: Annotated[float | None, _step(help="Learning rate.", show_default="0.002; 0.005 for digits")] = None,
     batch: Annotated[int | None, _step(help="Images per step.", show_default="100; 64 for digits")] = None,
     weight_decay: Annotated[float, _step(help="Decoupled weight decay.")] = 0.0,

@@ -156,7 +156,7 @@ def resumed(out: Path | None, given: set[str], keys: tuple[str, ...]) -> dict[st
     if extra := sorted(given - _ALLOWED_ON_RESUME):
         options = ", ".join(f"--{name.strip('_').replace('_', '-')}" for name in extra)
         raise TrainingError(f"a run goes on with its own settings: leave out {options}.")
-    return _read_json(out / "config.json", "the settings of such a run", keys)
+    return _read_json(out / "config.json", "the settings of a run", keys)
 
 
 _CONFIG = ("command", "dataset", "data_dir", "image_size", "model", "options", "threads", "settings", "sums")
