@@ -1,7 +1,7 @@
 """What makes the small network good: one choice of ``quern compress`` changed at a time, from the same dense network.
 
-Two problems that fit into an hour each: ``cifar10``, its network at half the widths, trained on a fifth of the images and
-ground to 8,000 parameters; and ``digits``, a network of 8 and 16 neurons ground to 1,500 parameters, for several seeds.
+Two problems that fit into an hour each: ``cifar10``, its network at half the widths, trained on a fifth of the images
+and ground to 8,000 parameters; and ``digits``, a network of 8 and 16 neurons ground to 1,500 parameters, for several seeds.
 Run ``python -m benchmarks.study digits --seeds 5 --out benchmarks/study-digits.json``; what is in the file already is
 skipped.
 """
@@ -34,7 +34,6 @@ SMALL = dataclasses.replace(
     penalty=GammaL1(1.0, with_beta=True),
     compact_every=1,
     heal_dropout=False,
-    distill=0.5,
 )
 
 
@@ -58,7 +57,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "all neurons cost the same": {"by_cost": False},
     "neurons cost what they did in the dense network": {"steering": Once},
-    "no distillation": {"distill": 0.0},
+    "distillation 0.5": {"distill": 0.5},
     "gamma alone, without beta": {"penalty": GammaL1(1.0)},
     "no penalty, neurons only removed": {"steering": Idle},
     "heal at lr 0.004": {"heal_lr": 4e-3},
