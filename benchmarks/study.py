@@ -1,9 +1,9 @@
 """What makes the small network good: one choice of ``quern compress`` changed at a time, from the same dense network.
 
 Two problems that fit into an hour each: ``cifar10``, its network at half the widths, trained on a fifth of the images
-and ground to 8,000 parameters; and ``digits``, a network of 8 and 16 neurons ground to 1,500 parameters, for several seeds.
-Run ``python -m benchmarks.study digits --seeds 5 --out benchmarks/study-digits.json``; what is in the file already is
-skipped.
+and ground to 8,000 parameters; and ``digits``, a network of 8 and 16 neurons ground to 1,500 parameters, for several
+seeds. Run ``python -m benchmarks.study digits --seeds 5 --out benchmarks/study-digits.json``; what is in the file
+already is skipped.
 """
 
 import argparse
