@@ -30,6 +30,7 @@ from quern.train import MILESTONES, Grinding
 __all__ = ["Budget", "Size", "Steering"]
 
 MOST = 1e12  # steps, in which a penalty does all it can
+PROTECTED = 1e-6  # the cost of a layer's last neuron
 SMALLEST = 1 / 128  # share of the parameters that a search by accuracy alone would end with
 MARGIN = 1.05  # by how much a network must be faster than asked for, as times are never measured twice the same
 
@@ -212,13 +213,18 @@ class Steering:
 
     @torch.no_grad()
     def _costs(self, now: Grinding) -> dict[str, float]:
-        """What the weakest neuron of every batch normalisation takes, relative to the mean over all neurons."""
+        """What the weakest neuron of every batch normalisation takes, relative to the mean over all neurons. The last
+        one of its layer is not to be had: without it the network may be dead."""
         found = self._size(now.model)
         assert found is not None
         here = self._excess(now.memory, found)
-        saved, count = {}, {}
+        saved, count, kept_alive = {}, {}, {}
         for name, norm in batch_norms(now.model).items():
-            if norm.weight is None or norm.weight.count_nonzero() < 2:
+            if norm.weight is None or not norm.weight.any():
+                continue
+            key = f"{name}.weight".lstrip(".")
+            if norm.weight.count_nonzero() == 1:
+                kept_alive[key] = PROTECTED
                 continue
             alive = norm.weight.abs().masked_fill(norm.weight == 0, math.inf)
             weakest = int(alive.argmin())
@@ -229,8 +235,7 @@ class Steering:
             for p, value in kept:
                 p.copy_(value)
             if less is not None:
-                key = f"{name}.weight".lstrip(".")
                 saved[key] = here - self._excess(now.memory, less)
                 count[key] = int(norm.weight.count_nonzero())
         mean = sum(saved[k] * count[k] for k in saved) / max(1, sum(count.values()))
-        return {key: max(cost / mean, 0.01) for key, cost in saved.items()} if mean > 0 else {}
+        return {key: max(cost / mean, 0.01) if mean > 0 else 1.0 for key, cost in saved.items()} | kept_alive
