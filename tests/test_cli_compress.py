@@ -117,7 +117,7 @@ def test_bad_input_gets_one_sentence(budget: tuple[Path, str, str], tmp_path: Pa
     assert "leave out --epochs, --max-params" in refused(
         "compress", "--resume", "--out", budget[0], "--epochs", 9, "--max-params", 5
     )
-    assert "does not hold the settings of such a run" in refused("compress", "--resume", "--out", tmp_path / "nowhere")
+    assert "does not hold the settings of a run" in refused("compress", "--resume", "--out", tmp_path / "nowhere")
     assert not (tmp_path / "new").exists()
 
 
