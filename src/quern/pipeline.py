@@ -271,7 +271,7 @@ def _stages(
     settings = {
         "dense": dense_settings and dense_settings.to_dict(),
         "small": small_settings.to_dict(),
-        "budget": asdict(budget),
+        "budget": budget.to_dict(),
     }
     _check(model, small_settings, job.batches)
     _open(job.out, settings, about, job.resume)

@@ -205,13 +205,13 @@ class _Run:
 
     def _compact(self, found: Plan | None = None) -> None:
         """Remove from the network, and from the optimizer's state, what died or what a plan says."""
-        if self.frozen is not None:
-            self.frozen.remove()
         if found is None:
             found = self.crew.from_leader(plan(self.model, self.example) if self.crew.leads else None)
         assert found is not None
         if found.dead and self.steer is not None:  # left whole, with a weaker λ it comes back to life
             return
+        if self.frozen is not None:
+            self.frozen.remove()
         compact_(self.model, found, self.optimizer)
         before = self.state["plan"]
         self.state["plan"] = (Plan.from_dict(before).then(found) if before else found).structure().to_dict()

@@ -19,11 +19,11 @@ class Settings:
     ``warmup`` epochs go without the penalty, ``epochs`` with it (λ rises linearly over the share ``ramp`` of them),
     ``heal`` without it and with every zero frozen. With ``schedule="cosine"`` the learning rate falls to zero along
     half a cosine in the last of these phases; "constant" leaves it. ``heal_lr`` is the rate to heal with, if not
-    ``lr``; ``heal_dropout=False`` switches dropout layers off while healing.
-    ``distill`` is the share of the loss, while healing, that asks for a teacher's answers in place of the labels
-    (softened by a temperature of 4). ``optimizer`` is "proximal-adam" or
-    "proximal-sgd" (exact zeros), or "adam" (the penalty's gradient, as in the paper). ``crop`` shifts each image at
-    random by up to that many pixels, ``flip`` mirrors half of them. ``batch`` counts images over all processes.
+    ``lr``; ``heal_dropout=False`` switches dropout layers off while healing. ``distill`` is the share of the loss,
+    while healing, that asks for a teacher's answers in place of the labels (softened by a temperature of 4).
+    ``optimizer`` is "proximal-adam" or "proximal-sgd" (exact zeros), or "adam" (the penalty's gradient, as in the
+    paper). ``crop`` shifts each image at random by up to that many pixels, ``flip`` mirrors half of them. ``batch``
+    counts images over all processes.
     ``compact_every`` so many epochs of grinding, and before healing, what died is removed from the network, so that
     training gets faster; 0 leaves it until :func:`quern.compact.compact` is called.
     """
