@@ -20,7 +20,7 @@ from quern import data, models
 from quern.data import Images, ImageSet
 from quern.environment import facts
 from quern.files import write_text
-from quern.penalties import GammaL1
+from quern.penalties import RQL, GammaL1
 from quern.sparsity import measure
 from quern.steering import Budget, Steering
 from quern.train import Grinding, Settings, fit
@@ -64,6 +64,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shifted by a pixel too": {"crop": 1},
     "heal 24 epochs": {"heal": 24},
     "grind 12 epochs": {"epochs": 12},
+    "quaternions after neurons, by RQL": {"then": RQL(4.0)},
+    "half the parameters": {"share": 0.5},
 }
 
 
@@ -80,15 +82,19 @@ def problem(name: str) -> tuple[ImageSet, torch.nn.Module, dict[str, Any]]:
 def small_network(
     images: ImageSet, dense: torch.nn.Module, budget: int, common: dict[str, Any], changed: dict[str, Any]
 ) -> dict[str, Any]:
-    how = {name: value for name, value in changed.items() if name not in ("by_cost", "steering")}
+    how = {name: value for name, value in changed.items() if name not in ("by_cost", "steering", "then", "share")}
     settings = dataclasses.replace(SMALL, **{**common, **how})
     network = copy.deepcopy(dense)
     example = images.normalize(images.train.pixels[:2])
-    steer = changed.get("steering", Steering)(Budget(max_params=budget), example, by_cost=changed.get("by_cost", True))
+    goal = Budget(max_params=round(changed.get("share", 1.0) * budget))
+    steer = changed.get("steering", Steering)(goal, example, by_cost=changed.get("by_cost", True))
     found = fit(network, images, settings, teacher=dense if settings.distill else None, steer=steer)
-    left = [layer.neurons for layer in measure(network).layers]
+    if "then" in changed:
+        found = fit(network, images, dataclasses.replace(settings, penalty=changed["then"], compact_every=0))
+    size = measure(network)
     record = {"test_accuracy": found.test_accuracy, "val_accuracy": found.val_accuracy, "seconds": found.seconds}
-    return record | {"parameters": sum(p.numel() for p in network.parameters()), "neurons": left}
+    record |= {"parameters": size.parameters, "nonzero_parameters": size.nonzero_parameters}
+    return record | {"neurons": [layer.neurons for layer in size.layers]}
 
 
 def main() -> None:
@@ -113,12 +119,14 @@ def main() -> None:
             result = small_network(images, dense, budget, common, VARIANTS[name])
             record["variants"].setdefault(name, {})[str(seed)] = result
             write_text(arguments.out, json.dumps(record, indent=1) + "\n")
-            said = f"{result['test_accuracy']:.2%}, {result['parameters']:,} parameters"
+            said = f"{result['test_accuracy']:.2%}, {result['nonzero_parameters']:,} parameters"
             print(f"{name:48} seed {seed}: {said}", flush=True)
     print(f"dense: {statistics.mean(record['dense'].values()):.2%}")
     for name, found in record["variants"].items():
-        mean = statistics.mean(one["test_accuracy"] for one in found.values())
-        print(f"{name:48} {mean:.2%} of {len(found)} seed(s)")
+        accuracies = [one["test_accuracy"] for one in found.values()]
+        spread = f" ± {statistics.stdev(accuracies):.2%}" if len(accuracies) > 1 else ""
+        size = statistics.mean(one["nonzero_parameters"] for one in found.values())
+        print(f"{name:48} {statistics.mean(accuracies):.2%}{spread}, {size:,.0f} parameters, {len(found)} seed(s)")
 
 
 if __name__ == "__main__":
