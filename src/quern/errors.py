@@ -1,7 +1,7 @@
 """The errors a user can mend: their text is one sentence that says what was wrong and what to do."""
 
-__all__ = ["CompactionError", "DataError", "ExportError", "FileError", "FoldingError", "QuernError", "Stopped"]
-__all__ += ["TraceError", "TrainingError"]
+__all__ = ["CompactionError", "DataError", "ExportError", "FileError", "FoldingError", "QuernError", "RecordError"]
+__all__ += ["Stopped", "TraceError", "TrainingError"]
 
 
 class QuernError(Exception):
@@ -22,6 +22,10 @@ class ExportError(QuernError):
 
 class FileError(QuernError):
     """A file of a network cannot be read or written, or is not what it should be."""
+
+
+class RecordError(QuernError):
+    """What is kept of an experiment cannot be read, or does not hold what was asked for."""
 
 
 class TrainingError(QuernError):

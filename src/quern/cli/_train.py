@@ -13,6 +13,7 @@ from rich.console import Console
 
 from quern.cli._console import Fetching, err_console, out_console, say
 from quern.errors import TrainingError
+from quern.records import read_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -99,6 +100,7 @@ def train(
     seed: Annotated[int, _step(help="The same command with the same seed gives the same weights.")] = 0,
     device: Annotated[str, _machine(help="cpu, cuda, ...")] = "cpu",
     precision: Annotated[Precision, _machine(help="bfloat16 runs under autocast.")] = "float32",
+    tol: Annotated[float, _step(help="Count magnitudes up to this as zero in what is reported.")] = 0.0,
     threads: Annotated[int | None, _machine(help="CPU threads.", show_default="all cores")] = None,
     tensorboard: TensorBoard = False,
     quiet: Quiet = False,
@@ -139,7 +141,7 @@ _SETTINGS = (
         "optimizer",
         "weight_decay",
     ),
-    *("label_smoothing", "crop", "flip", "seed", "device", "precision"),
+    *("label_smoothing", "crop", "flip", "seed", "device", "precision", "tol"),
 )
 _ALLOWED_ON_RESUME = {"out", "resume", "tensorboard", "quiet", "json_"}
 
@@ -156,23 +158,11 @@ def resumed(out: Path | None, given: set[str], keys: tuple[str, ...]) -> dict[st
     if extra := sorted(given - _ALLOWED_ON_RESUME):
         options = ", ".join(f"--{name.strip('_').replace('_', '-')}" for name in extra)
         raise TrainingError(f"a run goes on with its own settings: leave out {options}.")
-    return _read_json(out / "config.json", "the settings of a run", keys)
+    return read_json(out / "config.json", "the settings of a run", keys)
 
 
 _CONFIG = ("command", "dataset", "data_dir", "image_size", "model", "options", "threads", "settings", "sums")
 _RESULT = ("history", "best_epoch", "val_accuracy", "test_accuracy", "test_loss", "sparsity", "seconds")
-
-
-def _read_json(path: Path, what: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise TrainingError(f"{path} is not there: {path.parent} does not hold {what}.") from None
-    except (OSError, ValueError) as reason:
-        raise TrainingError(f"{path} cannot be read: {reason}.") from reason
-    if not isinstance(found, dict) or any(key not in found for key in keys):
-        raise TrainingError(f"{path} does not hold {what}.")
-    return found
 
 
 def penalty_terms(
@@ -341,11 +331,15 @@ def check_images(network: "nn.Module", images: "ImageSet", name: str) -> None:
         raise TrainingError(f"{name} gives scores of shape {tuple(scores.shape)}, for {len(images.classes)} classes.")
 
 
+def _zeros(settings: "Settings") -> str:
+    return f"up to {settings.tol:g}" if settings.tol else "exact zeros"
+
+
 def _print_result(result: "Result", settings: "Settings", console: Console) -> None:
     found = result.sparsity
     say(
         f"test accuracy {result.test_accuracy:.2%} (validation {result.val_accuracy:.2%}, epoch {result.best_epoch} of "
-        f"{settings.total})\nexact zeros: {found.component_sparsity:.1%} of components, "
+        f"{settings.total})\n{_zeros(settings)}: {found.component_sparsity:.1%} of components, "
         f"{found.quaternion_sparsity:.1%} of quaternions, {found.neuron_sparsity:.1%} of neurons",
         console,
     )
@@ -359,7 +353,7 @@ def show(
     """Print what a run was, and what it reached."""
     if run.is_file():
         raise TrainingError(f"{run} is a file: give the folder of a run.")
-    config = _read_json(run / "config.json", "a run of quern train", _CONFIG)
+    config = read_json(run / "config.json", "a run of quern train", _CONFIG)
     from quern.progress import clock, summary
     from quern.train import Result, Settings
 
@@ -373,7 +367,7 @@ def show(
         lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
     result = None
     if (run / "result.json").exists():
-        result = Result.from_dict(_read_json(run / "result.json", "a result", _RESULT))
+        result = Result.from_dict(read_json(run / "result.json", "a result", _RESULT))
         lines = list(result.history)
     for line in lines if history else []:
         say(summary(line, settings.total))

@@ -271,7 +271,7 @@ class _Run:
         self.crew.equalize_buffers(self.model)
         val_loss, val_accuracy = evaluate(self.model, self.source.val(), self.crew)
         self._check_health(epoch)
-        found = measure(self.model).within(self.whole)
+        found = measure(self.model, tol=settings.tol).within(self.whole)
         line = {
             "epoch": epoch + 1,
             "phase": phase,
@@ -381,7 +381,7 @@ class _Run:
             val_accuracy=best["val_accuracy"],
             test_accuracy=test_accuracy,
             test_loss=test_loss,
-            sparsity=measure(self.model, self.example).within(self.whole),
+            sparsity=measure(self.model, self.example, self.settings.tol).within(self.whole),
             seconds=sum(line["seconds"] for line in history),
         )
         if self.out is not None and self.crew.leads:

@@ -23,7 +23,8 @@ class Settings:
     while healing, that asks for a teacher's answers in place of the labels (softened by a temperature of 4).
     ``optimizer`` is "proximal-adam" or "proximal-sgd" (exact zeros), or "adam" (the penalty's gradient, as in the
     paper). ``crop`` shifts each image at random by up to that many pixels, ``flip`` mirrors half of them. ``batch``
-    counts images over all processes.
+    counts images over all processes. ``tol`` is the magnitude up to which a number counts as zero in what is reported:
+    0 for a proximal optimizer, 1e-3 to compare with the paper; it changes nothing in the network.
     ``compact_every`` so many epochs of grinding, and before healing, what died is removed from the network, so that
     training gets faster; 0 leaves it until :func:`quern.compact.compact` is called.
     """
@@ -48,6 +49,7 @@ class Settings:
     seed: int = 0
     device: str = "cpu"
     precision: Literal["float32", "bfloat16"] = "float32"
+    tol: float = 0.0
 
     def __post_init__(self) -> None:
         wrong = next((said for holds, said in self._rules() if not holds), None)
@@ -64,6 +66,7 @@ class Settings:
         yield 0 <= self.weight_decay < math.inf, f"weight_decay is {self.weight_decay}, but cannot be negative"
         yield 0 <= self.label_smoothing < 1, f"label_smoothing is {self.label_smoothing}, but must be in 0..1"
         yield 0 <= self.distill <= 1, f"distill is {self.distill}, but must be a share of the loss, from 0 to 1"
+        yield 0 <= self.tol < math.inf, f"tol is {self.tol}, but cannot be negative"
         yield 0 <= self.ramp <= 1, f"ramp is {self.ramp}, but must be a share of the epochs, from 0 to 1"
         exact = self.optimizer != "adam" or not self.compact_every
         yield self.penalty is not None or not self.compact_every, "compact_every needs a penalty: nothing dies without"

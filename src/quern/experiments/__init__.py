@@ -1,0 +1,16 @@
+"""The paper's tables and figures as data: which runs they are made of, and how to do the runs that are not recorded.
+
+    todo = survey(runs(["table1"], ["mnist"], seeds=5), Path("results"), Path("runs"), read_lambdas())
+    for task, record in perform_all(todo, Path("results"), Path("runs")): ...
+
+:mod:`quern.records` says what a record holds, :mod:`quern.report` makes tables and figures of them.
+"""
+
+from quern.experiments._board import board, percent
+from quern.experiments._plan import EXPERIMENTS, PROTOCOLS, Protocol, lambda_of, read_lambdas, runs, settings_of
+from quern.experiments._pool import Task, perform_all, seconds_left, survey
+from quern.experiments._run import perform
+from quern.experiments._timing import time_steps
+
+__all__ = ["EXPERIMENTS", "PROTOCOLS", "Protocol", "Task", "board", "lambda_of", "percent", "perform"]
+__all__ += ["perform_all", "read_lambdas", "runs", "seconds_left", "settings_of", "survey", "time_steps"]

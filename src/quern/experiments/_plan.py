@@ -1,0 +1,153 @@
+"""Which runs make which table or figure, and how each of them is trained."""
+
+import tomllib
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quern.errors import RecordError
+from quern.records import DATASETS, FAMILIES, METHODS, Run, check_known
+
+if TYPE_CHECKING:
+    from quern.train import Settings
+
+TABLE1 = ("none", "l2", "l1", "rq", "rql")
+FIGURE2 = ("rq", "rq-bn", "rql-bn", "gamma-bn")
+PENALISED = tuple(method for method in METHODS if method != "none")
+# The methods whose runs a table or figure is made of. Table 2 is timed, not trained: see `time_steps`.
+EXPERIMENTS: dict[str, tuple[str, ...]] = {"table1": TABLE1, "figure1": TABLE1, "figure2": FIGURE2, "table2": ()}
+PAPER_TOL = 1e-3
+GRIND = 0.6  # the share of the epochs that the family "quern" spends on grinding; it heals for the rest
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What all runs on a data set have in common. ``lr_bn`` is for networks with batch normalisation; ``seconds`` is a
+    guess of what an epoch takes on one core, until there are records to tell."""
+
+    model: str
+    twin: str
+    epochs: int
+    batch: int
+    lr: float
+    lr_bn: float
+    heal_dropout: bool
+    seconds: float
+
+
+# As the authors ran them, but for one thing: CIFAR-10 takes 12 epochs with batches of 100 in place of 50 with batches
+# of 400, which is as many steps (5,400 and 5,650) in a quarter of the time, at a learning rate for small batches.
+PROTOCOLS = {
+    "mnist": Protocol("mnist_qcnn", "mnist_cnn", 20, 400, 2e-3, 1e-3, heal_dropout=False, seconds=12.0),
+    "cifar10": Protocol("cifar_qcnn", "cifar_cnn", 12, 100, 1e-3, 1e-3, heal_dropout=True, seconds=140.0),
+    "digits": Protocol("digits_qcnn", "digits_cnn", 20, 64, 5e-3, 5e-3, heal_dropout=False, seconds=0.5),
+}
+
+
+def runs(
+    parts: Iterable[tuple[str, str]],
+    seeds: int,
+    epochs: int | None = None,
+    families: Collection[str] = (),
+    methods: Collection[str] = (),
+) -> list[Run]:
+    """The runs of some ``parts``, each an experiment and a data set; a run that several need is there once, and all
+    first seeds come before the second ones. ``families`` and ``methods``, if any are named, leave out all others."""
+    for names, known, what in ((families, FAMILIES, "family"), (methods, METHODS, "method")):
+        for name in names:
+            check_known(name, known, what)
+    parts = list(parts)
+    for _, dataset in parts:
+        check_known(dataset, DATASETS, "data set")
+    found = dict.fromkeys(
+        Run(dataset, family, method, PROTOCOLS[dataset].epochs if epochs is None else epochs, seed)
+        for seed in range(seeds)
+        for experiment, dataset in parts
+        for method in EXPERIMENTS[experiment]
+        for family in FAMILIES
+        if (family != "real" or (experiment == "table1" and method == "none"))
+        and (not families or family in families)
+        and (not methods or method in methods)
+    )
+    return list(found)
+
+
+Lambdas = dict[str, dict[str, dict[str, float]]]
+
+
+@cache
+def _own() -> Lambdas:
+    return tomllib.loads(resources.files("quern.experiments").joinpath("lambdas.toml").read_text(encoding="utf-8"))
+
+
+def read_lambdas(path: Path | None = None) -> Lambdas:
+    """The weights of the penalties by data set, family and method, from a file of :func:`quern.tune.tune`, or those
+    that come with quern."""
+    if path is None:
+        return _own()
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        numbers = [v for families in found.values() for values in families.values() for v in values.values()]
+    except (OSError, ValueError, AttributeError) as reason:
+        raise RecordError(f"{path} does not hold weights of penalties: {reason}.") from reason
+    if not all(isinstance(v, (int, float)) and v > 0 for v in numbers):
+        raise RecordError(f"{path} does not hold weights of penalties: each must be a positive number.")
+    return found
+
+
+def lambda_of(run: Run, lambdas: Lambdas) -> float | None:
+    """The weight of a run's penalty, None if it has none."""
+    if run.method == "none":
+        return None
+    try:
+        return float(lambdas[run.dataset][run.family][run.method])
+    except KeyError:
+        raise RecordError(
+            f"there is no λ for {run.dataset}, {run.family}, {run.method}: "
+            f"find one by quern tune --dataset {run.dataset} --family {run.family} --method {run.method}."
+        ) from None
+
+
+def network_of(run: Run) -> tuple[str, dict[str, Any]]:
+    """The name of a run's network in :mod:`quern.models`, and its options."""
+    protocol = PROTOCOLS[run.dataset]
+    options = {"norm": "after_conv"} if run.method.endswith("-bn") else {}
+    return protocol.twin if run.family == "real" else protocol.model, options
+
+
+def settings_of(run: Run, weight: float | None) -> "Settings":
+    """How a run is trained, with ``weight`` as the λ of its penalty."""
+    from quern import penalties
+    from quern.train import Settings
+
+    protocol = PROTOCOLS[run.dataset]
+    common: dict[str, Any] = {
+        "batch": protocol.batch,
+        "lr": protocol.lr_bn if run.method.endswith("-bn") else protocol.lr,
+        "seed": run.seed,
+    }
+    kind = run.method.removesuffix("-bn")
+    penalty = None
+    if weight is not None:
+        if kind == "gamma":
+            penalty = penalties.GammaL1(weight, with_beta=run.family == "quern")
+        else:
+            penalty = getattr(penalties, kind.upper())(weight)
+    if run.family == "paper":
+        return Settings(
+            epochs=run.epochs, penalty=penalty, optimizer="adam", schedule="constant", ramp=0.0, tol=PAPER_TOL, **common
+        )
+    if penalty is None:
+        return Settings(epochs=run.epochs, **common)
+    grind = max(1, round(GRIND * run.epochs))
+    return Settings(
+        epochs=grind,
+        heal=run.epochs - grind,
+        penalty=penalty,
+        heal_dropout=protocol.heal_dropout,
+        compact_every=1,
+        **common,
+    )
