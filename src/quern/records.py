@@ -14,8 +14,8 @@ one JSON file, ``FOLDER/mnist/quern-rq-20-0.json`` for seed 0, with these parts:
 ``small``          the network with all that counts as zero set to zero, and compacted: ``test_accuracy``, ``neurons``,
                    ``parameters``, ``nonzero_parameters``, ``bytes``, ``macs``, ``latency_ms``; ``dense`` is the same
                    for the network with nothing removed
-``moduli``         how the moduli of the weights are spread: ``edges`` (powers of ten), ``counts`` between them (the first
-                   and the last take what lies outside), ``zeros``
+``moduli``         how the moduli of the weights are spread: ``edges`` (powers of ten), ``counts`` between them (the
+                   first and the last take what lies outside), ``zeros``
 =================  =====================================================================================================
 """
 

@@ -7,10 +7,21 @@
 """
 
 from quern.experiments._board import board, percent
-from quern.experiments._plan import EXPERIMENTS, PROTOCOLS, Protocol, lambda_of, read_lambdas, runs, settings_of
+from quern.experiments._plan import (
+    EXPERIMENTS,
+    FIGURE2,
+    PROTOCOLS,
+    TABLE1,
+    Protocol,
+    lambda_of,
+    read_lambdas,
+    runs,
+    settings_of,
+)
 from quern.experiments._pool import Task, perform_all, seconds_left, survey
-from quern.experiments._run import perform
+from quern.experiments._run import build, perform
 from quern.experiments._timing import time_steps
 
-__all__ = ["EXPERIMENTS", "PROTOCOLS", "Protocol", "Task", "board", "lambda_of", "percent", "perform"]
-__all__ += ["perform_all", "read_lambdas", "runs", "seconds_left", "settings_of", "survey", "time_steps"]
+__all__ = ["EXPERIMENTS", "FIGURE2", "PROTOCOLS", "TABLE1", "Protocol", "Task", "board", "build", "lambda_of"]
+__all__ += ["percent", "perform", "perform_all", "read_lambdas", "runs", "seconds_left", "settings_of", "survey"]
+__all__ += ["time_steps"]

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 TABLE1 = ("none", "l2", "l1", "rq", "rql")
 FIGURE2 = ("rq", "rq-bn", "rql-bn", "gamma-bn")
-PENALISED = tuple(method for method in METHODS if method != "none")
 # The methods whose runs a table or figure is made of. Table 2 is timed, not trained: see `time_steps`.
 EXPERIMENTS: dict[str, tuple[str, ...]] = {"table1": TABLE1, "figure1": TABLE1, "figure2": FIGURE2, "table2": ()}
 PAPER_TOL = 1e-3

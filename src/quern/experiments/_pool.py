@@ -86,9 +86,10 @@ def perform_all(
     if not todo:
         return
     with _place(backend, address, jobs):
-        parallel = joblib.Parallel(jobs, return_as="generator_unordered", batch_size=1, pre_dispatch="n_jobs")
+        options: dict[str, Any] = {"return_as": "generator_unordered", "batch_size": 1, "pre_dispatch": "n_jobs"}
         calls = (joblib.delayed(_perform)(n, task, work, data_dir) for n, task in enumerate(todo))
-        for n, found in parallel(calls):
+        done: Any = joblib.Parallel(jobs, **options)(calls)
+        for n, found in done:
             if not isinstance(found, str):
                 records.write(results, todo[n].run, found)
             yield todo[n], found
@@ -125,8 +126,8 @@ def _place(backend: Backend, address: str | None, jobs: int) -> Iterator[None]:
             yield
     else:
         try:
-            import ray
-            from ray.util.joblib import register_ray
+            import ray  # pyright: ignore[reportMissingImports]
+            from ray.util.joblib import register_ray  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise RecordError("--backend ray needs the ray package: pip install ray.") from None
         ray.init(address=address, ignore_reinit_error=True)

@@ -1,0 +1,78 @@
+"""``quern tune``."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quern.cli._console import Fetching, err_console, out_console, say
+from quern.errors import RecordError
+
+EXAMPLES = """
+Examples:
+
+  quern tune --dataset digits --trials 6
+
+  quern tune --dataset mnist --lambdas lambdas.toml    (run it twice at once for two cores: they share the journal)
+
+  quern reproduce table1 --dataset mnist --seeds 5 --lambdas lambdas.toml
+"""
+
+_what = partial(typer.Option, rich_help_panel="What")
+_where = partial(typer.Option, rich_help_panel="Where")
+
+
+def tune(
+    dataset: Annotated[str, _what(help="mnist, cifar10 or digits.")] = "digits",
+    family: Annotated[list[str] | None, _what(help="paper or quern; repeat it.", show_default="both")] = None,
+    method: Annotated[
+        list[str] | None, _what(help="l2, l1, rq, rql, rq-bn, rql-bn, gamma-bn; repeat it.", show_default="table 1's")
+    ] = None,
+    trials: Annotated[int, _what(help="Trials of every method.")] = 8,
+    images: Annotated[int | None, _what(help="Images to train on in a trial.", show_default="by data set")] = None,
+    epochs: Annotated[int | None, _what(help="Epochs of a trial.", show_default="by data set")] = None,
+    lambdas: Annotated[Path, _where(help="File for the chosen weights; others in it stay.")] = Path("lambdas.toml"),
+    storage: Annotated[Path, _where(help="Journal of the studies; what is in it is not run again.")] = Path(
+        "runs/tune.journal"
+    ),
+    results: Annotated[Path, _where(help="Folder for the record of all trials.")] = Path("results"),
+    data_dir: Annotated[Path | None, _where(help="A folder with the original files of the data set.")] = None,
+) -> None:
+    """Find the weight of every penalty on validation images, with the same budget for every method."""
+    from dataclasses import replace
+
+    from rich.table import Table
+
+    from quern import data, tune
+    from quern.experiments import FIGURE2, TABLE1
+    from quern.records import DATASETS, check_known
+
+    check_known(dataset, DATASETS, "data set")
+    families, methods = family or ["paper", "quern"], method or [name for name in TABLE1 if name != "none"]
+    for name in families:
+        check_known(name, ("paper", "quern"), "family with penalties")
+    for name in methods:
+        check_known(name, dict.fromkeys([*TABLE1[1:], *FIGURE2]), "method with a weight")
+    asked = {name: value for name, value in (("images", images), ("epochs", epochs)) if value is not None}
+    short = replace(tune.SHORT[dataset], **asked)
+    for name, value in (("trials", trials), *asked.items()):
+        if value < 1:
+            raise RecordError(f"--{name} is {value}, but there must be at least one.")
+    if short.images < short.batch:
+        raise RecordError(f"--images is {short.images}, but a batch has {short.batch}: give more.")
+    with Fetching(False) as progress:
+        data.load(dataset, data_dir, None, progress)
+    found = tune.tune(
+        *(dataset, families, methods, storage, trials, short, data_dir), tell=lambda text: say(text, err_console)
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("family", "method", "λ", "validation accuracy", "quaternions zero", "neurons zero"):
+        table.add_column(column, justify="left" if column in ("family", "method") else "right", no_wrap=True)
+    for (name, which), trial in tune.chosen(found).items():
+        shares = (trial.val_accuracy, trial.quaternion_sparsity, trial.neuron_sparsity)
+        table.add_row(name, which, f"{trial.weight:.4g}", *(f"{share:.2%}" for share in shares))
+    tune.write_lambdas(lambdas, dataset, found)
+    record = tune.write_trials(results, dataset, found, short)
+    out_console.print(table)
+    say(f"in {lambdas}, all trials in {record}; go on with: quern reproduce --lambdas {lambdas}", err_console)
