@@ -10,6 +10,7 @@ whole, and is skipped on resume if that is there:
     config.json   what is to be done, by which a run goes on
     dense/        the dense network: history.jsonl, checkpoints, result.json, model.safetensors, model.onnx
     small/        the same for the small one, ground, healed and compacted
+    samples.json  some test images with the answers of both networks, where the data are images of quern.data
     record.json   settings, data, machine, histories, the table, and what the budget came to
 """
 
@@ -34,6 +35,7 @@ from quern.errors import Stopped, TrainingError
 from quern.export import check_onnx, to_onnx
 from quern.files import write_text
 from quern.penalties import GammaL1, Penalty
+from quern.samples import samples
 from quern.sparsity import measure
 from quern.steering import Budget, Steering
 from quern.train import Loaders, Result, Settings, Source, Watcher, evaluate, find_device, fit, source
@@ -300,6 +302,8 @@ def _stages(
         ],
         "history": {"dense": list(dense_result.history), "small": list(small_result.history)},
     }
+    if isinstance(job.data, ImageSet):
+        write_text(job.out / "samples.json", json.dumps(samples(dense, small, job.data)) + "\n")
     write_text(job.out / "record.json", json.dumps(record, indent=1) + "\n")
     return found
 
