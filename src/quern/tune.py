@@ -6,11 +6,15 @@ The first half of the trials are spread evenly over the range of λ, the same fo
 front of the two goals may grow. What is chosen is the sparsest trial that loses no more than ``DROP`` of accuracy
 against a trial without penalty; if all lose more, the most accurate one.
 
+A short trial has fewer steps for λ to act in, and smaller batches have noisier gradients, by whose spread Adam divides.
+So a trial takes λ times :func:`stretch`, and the λ that is found is one for a whole run.
+
 Studies live in one journal file, which several processes may share, and from which tuning goes on when it is stopped.
 The images to test with are replaced by those to validate with before the first trial.
 """
 
 import json
+import math
 import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -24,12 +28,12 @@ from quern import data
 from quern.data import Images, ImageSet
 from quern.environment import facts
 from quern.errors import RecordError
-from quern.experiments import build, settings_of
+from quern.experiments import PROTOCOLS, build, settings_of
 from quern.files import write_text
 from quern.records import METHODS, Run
-from quern.train import fit
+from quern.train import Settings, fit
 
-__all__ = ["SHORT", "Short", "Trial", "chosen", "front", "tune", "write_lambdas", "write_trials"]
+__all__ = ["SHORT", "Short", "Trial", "chosen", "front", "stretch", "tune", "write_lambdas", "write_trials"]
 
 DROP = 0.01
 RANGES = {method: (10.0, 3000.0) if method == "l2" else (1.0, 100.0) for method in METHODS}
@@ -77,10 +81,26 @@ def without_test(images: ImageSet, count: int) -> ImageSet:
     return replace(images, train=train, test=images.val)
 
 
-def try_weight(images: ImageSet, run: Run, weight: float | None, batch: int) -> Trial:
-    """Train a run in short with ``weight`` as its λ."""
+def stretch(whole: Settings, images: int, trial: Settings, fewer: int) -> float:
+    r"""How much larger λ must be in a trial on ``fewer`` images to pull weights as far as in the whole run.
+
+    In :math:`s` steps, with a gradient whose spread is :math:`\propto 1/\sqrt{b}` for batches of :math:`b`, a weight is
+    pulled by :math:`\propto \lambda s \sqrt{b}`; both are trained at the same rate.
+    """
+    steps = [one.epochs * (count // one.batch) for one, count in ((whole, images), (trial, fewer))]
+    return steps[0] / steps[1] * math.sqrt(whole.batch / trial.batch)
+
+
+def try_weight(images: ImageSet, run: Run, weight: float | None, short: Short, whole_images: int) -> Trial:
+    """Train a run in short, with a λ that stands for ``weight`` in the whole run."""
+    factor = 1.0
+    if weight is not None:
+        whole = settings_of(replace(run, epochs=PROTOCOLS[run.dataset].epochs), weight)
+        brief = replace(settings_of(run, weight), batch=short.batch)
+        factor = stretch(whole, whole_images, brief, len(images.train))
+    settings = settings_of(run, None if weight is None else factor * weight)
     network = build(run)
-    found = fit(network, images, replace(settings_of(run, weight), batch=batch))
+    found = fit(network, images, replace(settings, batch=short.batch))
     size = found.sparsity
     return Trial(
         family=run.family,
@@ -110,18 +130,20 @@ def tune(
     """
     torch.set_num_threads(1)
     short = short or SHORT[dataset]
-    images = without_test(data.load(dataset, data_dir), short.images)
+    loaded = data.load(dataset, data_dir)
+    whole, images = len(loaded.train), without_test(loaded, short.images)
+    del loaded
     methods, found = list(methods), []
     for family in families:
         for method in dict.fromkeys(["none", *methods]):
             run = Run(dataset, family, method, short.epochs, 0)
             count = 1 if method == "none" else trials
-            found += _study(images, run, short, storage, count, tell)
+            found += _study(images, whole, run, short, storage, count, tell)
     return found
 
 
 def _study(
-    images: ImageSet, run: Run, short: Short, storage: Path, count: int, tell: Callable[[str], None]
+    images: ImageSet, whole: int, run: Run, short: Short, storage: Path, count: int, tell: Callable[[str], None]
 ) -> list[Trial]:
     """The trials of one method, to ``count`` of them."""
     import optuna
@@ -137,7 +159,7 @@ def _study(
 
     def goal(trial: optuna.Trial) -> tuple[float, float]:
         weight = None if run.method == "none" else trial.suggest_float("lambda", low, high, log=True)
-        done = try_weight(images, run, weight, short.batch)
+        done = try_weight(images, run, weight, short, whole)
         trial.set_user_attr("found", asdict(done))
         said = "" if weight is None else f", λ = {weight:.3g}"
         tell(f"{name}{said}: {done.val_accuracy:.2%} on validation images, {done.sparsity:.1%} zero")
