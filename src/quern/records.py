@@ -115,7 +115,7 @@ def read_json(path: Path, what: str, keys: Iterable[str]) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecordError(f"{path} is not there: {path.parent} does not hold {what}.") from None
-    except (OSError, ValueError) as reason:
+    except (OSError, ValueError, RecursionError) as reason:
         raise RecordError(f"{path} cannot be read: {reason}.") from reason
     if not isinstance(found, dict) or any(key not in found for key in keys):
         raise RecordError(f"{path} does not hold {what}.")
@@ -138,8 +138,11 @@ def read(folder: Path) -> Iterator[tuple[Run, dict[str, Any]]]:
                 found = read_record(path)
                 try:
                     run = Run(**found["run"])
-                except TypeError as reason:
-                    raise RecordError(f"{path} does not hold the record of a run: {reason}.") from reason
+                except (TypeError, RecordError) as reason:
+                    said = str(reason).rstrip(".")
+                    raise RecordError(f"{path} does not hold the record of a run: {said}.") from reason
+                if record_path(folder, run) != path:
+                    raise RecordError(f"{path} holds the record of another run, {run.name}: give it its name back.")
                 yield run, found
 
 

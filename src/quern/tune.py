@@ -15,12 +15,15 @@ The images to test with are replaced by those to validate with before the first 
 
 import json
 import math
-import tomllib
+import os
+import socket
+import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,15 +31,21 @@ from quern import data
 from quern.data import Images, ImageSet
 from quern.environment import facts
 from quern.errors import RecordError
-from quern.experiments import PROTOCOLS, build, settings_of
+from quern.experiments import PROTOCOLS, build, read_lambdas, settings_of
 from quern.files import write_text
-from quern.records import METHODS, Run
+from quern.records import METHODS, Run, read_json
 from quern.train import Settings, fit
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import FrozenTrial
 
 __all__ = ["SHORT", "Short", "Trial", "chosen", "front", "stretch", "tune", "write_lambdas", "write_trials"]
 
-DROP = 0.01
-RANGES = {method: (10.0, 3000.0) if method == "l2" else (1.0, 100.0) for method in METHODS}
+DROP = 0.02
+USELESS = 0.1  # what loses more accuracy than this is no small network, however many zeros it has
+WAIT = 0.5  # seconds between looks at what another process is at
+RANGES = {method: (1.0, 1000.0) if method == "l2" else (0.1, 100.0) for method in METHODS}
 
 
 @dataclass(frozen=True)
@@ -135,56 +144,145 @@ def tune(
     del loaded
     methods, found = list(methods), []
     for family in families:
+        floor = 0.0
         for method in dict.fromkeys(["none", *methods]):
             run = Run(dataset, family, method, short.epochs, 0)
             count = 1 if method == "none" else trials
-            found += _study(images, whole, run, short, storage, count, tell)
+            mine = _study(images, whole, run, short, storage, count, floor, tell)
+            if method == "none":
+                floor = mine[0].val_accuracy - USELESS
+            found += mine
     return found
 
 
 def _study(
-    images: ImageSet, whole: int, run: Run, short: Short, storage: Path, count: int, tell: Callable[[str], None]
+    images: ImageSet,
+    whole: int,
+    run: Run,
+    short: Short,
+    storage: Path,
+    count: int,
+    floor: float,
+    tell: Callable[[str], None],
 ) -> list[Trial]:
-    """The trials of one method, to ``count`` of them."""
+    """The trials of one method, to ``count`` of them; below ``floor`` in accuracy, zeros count for nothing."""
     import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-    from optuna.trial import TrialState
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage.parent.mkdir(parents=True, exist_ok=True)
     name = f"{run.name}-{short.images}x{short.batch}"
     low, high = RANGES[run.method]
     first = max(1, (count + 1) // 2)
+    spread = [] if run.method == "none" else [low * (high / low) ** (n / max(1, first - 1)) for n in range(first)]
+    study = _open(storage, name)
+    told = False
+    while True:
+        with _turn(storage):
+            done, busy = _states(study)
+            if len(done) >= count:
+                return [Trial(**trial.user_attrs["found"]) for trial in done[:count]]
+            trial = None
+            if len(done) + len(busy) < count:
+                _queue(study, [*done, *busy], spread)
+                # Seeded by what is there, so that two processes do not try the same, and one that was stopped goes on
+                # as if it had not been.
+                seed = zlib.crc32(f"{name} {len(done) + len(busy)}".encode())
+                study.sampler = optuna.samplers.GPSampler(seed=seed, n_startup_trials=first)
+                trial = study.ask()
+                trial.set_user_attr("process", [socket.gethostname(), os.getpid()])
+        if trial is None:
+            if not told:
+                tell(f"{name}: waiting for {', '.join(_process(one) for one in busy)} to finish")
+            told = True
+            time.sleep(WAIT)
+            continue
+        try:
+            weight = None if run.method == "none" else trial.suggest_float("lambda", low, high, log=True)
+            found = try_weight(images, run, weight, short, whole)
+            trial.set_user_attr("found", asdict(found))
+            said = "" if weight is None else f", λ = {weight:.3g}"
+            tell(f"{name}{said}: {found.val_accuracy:.2%} on validation images, {found.sparsity:.1%} zero")
+        except BaseException:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)  # its λ is tried again
+            raise
+        study.tell(trial, (found.val_accuracy, found.sparsity if found.val_accuracy >= floor else 0.0))
 
-    def goal(trial: optuna.Trial) -> tuple[float, float]:
-        weight = None if run.method == "none" else trial.suggest_float("lambda", low, high, log=True)
-        done = try_weight(images, run, weight, short, whole)
-        trial.set_user_attr("found", asdict(done))
-        said = "" if weight is None else f", λ = {weight:.3g}"
-        tell(f"{name}{said}: {done.val_accuracy:.2%} on validation images, {done.sparsity:.1%} zero")
-        return done.val_accuracy, done.sparsity
 
+def _open(storage: Path, name: str) -> "Study":
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage.parent.mkdir(parents=True, exist_ok=True)
     try:
+        if storage.exists() and storage.stat().st_size:  # Optuna would append to a file with a single line
+            with storage.open(encoding="utf-8") as lines:
+                json.loads(next(lines))["op_code"]
         journal = JournalStorage(JournalFileBackend(str(storage)))
-        study = optuna.create_study(
+        return optuna.create_study(
             storage=journal, study_name=name, directions=["maximize", "maximize"], load_if_exists=True
         )
-    except (OSError, ValueError, KeyError) as reason:
+    except (OSError, ValueError, KeyError, TypeError) as reason:
         raise RecordError(
             f"{storage} does not hold studies of Optuna: choose another --storage ({reason})."
         ) from reason
-    if run.method != "none":
-        for n in range(first):
-            weight = low * (high / low) ** (n / max(1, first - 1))
-            study.enqueue_trial({"lambda": weight}, skip_if_exists=True)
-    while len(finished := study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))) < count:
-        # Seeded by what is there, so that two processes do not try the same, and one gives the same every time.
-        seed = zlib.crc32(f"{name} {len(study.get_trials(deepcopy=False))}".encode())
-        study.sampler = optuna.samplers.GPSampler(seed=seed, n_startup_trials=first)
-        study.optimize(goal, n_trials=1)
-    # Processes that share a study may finish one more than was asked for: every method has the same number.
-    return [Trial(**trial.user_attrs["found"]) for trial in finished[:count]]
+
+
+@contextmanager
+def _turn(storage: Path) -> Iterator[None]:
+    """One process at a time looks at what is there and says what it does next."""
+    from optuna.storages.journal import JournalFileOpenLock
+
+    lock = JournalFileOpenLock(f"{storage}.turn")
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _states(study: "Study") -> "tuple[list[FrozenTrial], list[FrozenTrial]]":
+    """The trials that are done, and those that a process is at; those of a process that is gone have failed."""
+    from optuna.trial import TrialState
+
+    done, busy = [], []
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING)):
+        process = trial.user_attrs.get("process")
+        if trial.state == TrialState.COMPLETE:
+            done.append(trial)
+        elif process is not None and _lives(*process):
+            busy.append(trial)
+        elif process is not None:
+            study.tell(trial.number, state=TrialState.FAIL)
+    return done, busy
+
+
+def _lives(host: str, process: int) -> bool:
+    """Whether a process is there; those of other machines are, for all we know."""
+    if host != socket.gethostname() or os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return True
+
+
+def _process(trial: "FrozenTrial") -> str:
+    host, process = trial.user_attrs["process"]
+    return f"process {process} on {host}"
+
+
+def _queue(study: "Study", known: "Sequence[FrozenTrial]", weights: Sequence[float]) -> None:
+    """Put the ``weights`` first that are neither among the ``known`` trials nor in the queue yet."""
+    from optuna.trial import TrialState
+
+    waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+    tried = [trial.system_attrs.get("fixed_params", trial.params).get("lambda") for trial in (*known, *waiting)]
+    for weight in weights:
+        if not any(one is not None and math.isclose(one, weight) for one in tried):
+            study.enqueue_trial({"lambda": weight})
 
 
 def front(trials: Sequence[Trial]) -> list[Trial]:
@@ -216,10 +314,7 @@ def chosen(trials: Sequence[Trial], drop: float = DROP) -> dict[tuple[str, str],
 
 def write_lambdas(path: Path, dataset: str, trials: Sequence[Trial]) -> None:
     """Put the chosen λs into a file that may hold those of other data sets and methods."""
-    try:
-        known = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except (OSError, ValueError) as reason:
-        raise RecordError(f"{path} does not hold weights of penalties: {reason}.") from reason
+    known = read_lambdas(path) if path.exists() else {}
     for (family, method), trial in chosen(trials).items():
         assert trial.weight is not None
         known.setdefault(dataset, {}).setdefault(family, {})[method] = float(f"{trial.weight:.4g}")
@@ -237,13 +332,13 @@ def write_lambdas(path: Path, dataset: str, trials: Sequence[Trial]) -> None:
 def write_trials(results: Path, dataset: str, trials: Sequence[Trial], short: Short) -> Path:
     """Keep all trials, with the chosen ones marked; those of families and methods not among them stay."""
     path = results / dataset / "tuning.json"
-    picked = set(chosen(trials).values())
+    picked = {id(trial) for trial in chosen(trials).values()}  # one of several that are equal
     mine = {(t.family, t.method) for t in trials}
-    before: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["trials"] if path.exists() else []
+    before = read_json(path, "trials of quern tune", ["trials"])["trials"] if path.exists() else []
     rows = [row for row in before if (row["family"], row["method"]) not in mine]
     for trial in trials:
         row = asdict(trial)
-        rows.append({"lambda": row.pop("weight"), **row, "chosen": trial in picked})
+        rows.append({"lambda": row.pop("weight"), **row, "chosen": id(trial) in picked})
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {"dataset": dataset, "settings": asdict(short), "environment": facts(), "trials": rows}
     write_text(path, json.dumps(record, indent=1) + "\n")

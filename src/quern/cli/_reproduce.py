@@ -65,7 +65,7 @@ def reproduce(
     ),
     data_dir: Annotated[Path | None, _where(help="A folder with the original files of the data set.")] = None,
     jobs: Annotated[int | None, _where(help="Runs at once, one thread each.", show_default="all cores")] = None,
-    backend: Annotated[Literal["local", "dask", "ray"], _where(help="Processes here, or a cluster.")] = "local",
+    backend: Annotated[Literal["local", "dask"], _where(help="Processes here, or a Dask cluster.")] = "local",
     address: Annotated[str | None, _where(help="Address of the cluster.")] = None,
 ) -> None:
     """Do the runs of the paper's tables and figures, next to the paper's numbers."""
@@ -81,7 +81,7 @@ def reproduce(
     parts = [(one, name) for one in wanted for name in dataset or _PAPER_DATASETS[one]]
     todo = ex.runs(parts, seeds, epochs, family or (), method or ())
     tasks = ex.survey(todo, results, work, ex.read_lambdas(lambdas))
-    timed = [name for one, name in parts if one == "table2"]
+    timed = list(dict.fromkeys(name for one, name in parts if one == "table2"))
     if not tasks and not timed:
         raise RecordError(f"{what} has no such runs: leave out --family or --method, or name others.")
     jobs = cpu_count() if jobs is None else jobs

@@ -45,7 +45,7 @@ def tune(
     from rich.table import Table
 
     from quern import data, tune
-    from quern.experiments import FIGURE2, TABLE1
+    from quern.experiments import FIGURE2, TABLE1, read_lambdas
     from quern.records import DATASETS, check_known
 
     check_known(dataset, DATASETS, "data set")
@@ -61,6 +61,8 @@ def tune(
             raise RecordError(f"--{name} is {value}, but there must be at least one.")
     if short.images < short.batch:
         raise RecordError(f"--images is {short.images}, but a batch has {short.batch}: give more.")
+    if lambdas.exists():  # found damaged now, not after all trials
+        read_lambdas(lambdas)
     with Fetching(False) as progress:
         data.load(dataset, data_dir, None, progress)
     found = tune.tune(

@@ -1,5 +1,6 @@
 """Which runs make which table or figure, and how each of them is trained."""
 
+import math
 import tomllib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ def runs(
 
 
 Lambdas = dict[str, dict[str, dict[str, float]]]
+_KINDS = ("data set", "family", "method")
 
 
 @cache
@@ -89,11 +91,14 @@ def read_lambdas(path: Path | None = None) -> Lambdas:
         return _own()
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
-        numbers = [v for families in found.values() for values in families.values() for v in values.values()]
-    except (OSError, ValueError, AttributeError) as reason:
-        raise RecordError(f"{path} does not hold weights of penalties: {reason}.") from reason
-    if not all(isinstance(v, (int, float)) and v > 0 for v in numbers):
-        raise RecordError(f"{path} does not hold weights of penalties: each must be a positive number.")
+        named = [((a, b, c), v) for a, rest in found.items() for b, last in rest.items() for c, v in last.items()]
+        for names, value in named:
+            for name, known, what in zip(names, (DATASETS, FAMILIES, METHODS), _KINDS, strict=True):
+                check_known(name, known, what)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise ValueError(f"{'.'.join(names)} is {value}, but must be a positive number")
+    except (OSError, ValueError, AttributeError, RecordError) as reason:
+        raise RecordError(f"{path} does not hold weights of penalties: {str(reason).rstrip('.')}.") from reason
     return found
 
 

@@ -1,19 +1,23 @@
 """Many runs at once: which of them are to be done, and doing them in processes here or on a cluster."""
 
+import signal
+import tempfile
+import threading
+import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from quern import records
-from quern.errors import QuernError, RecordError
+from quern.errors import QuernError, RecordError, Stopped
 from quern.experiments._plan import PROTOCOLS, Lambdas, lambda_of, settings_of
 from quern.experiments._run import perform, work_folder
 from quern.records import Run
 from quern.train import Settings
 
-Backend = Literal["local", "dask", "ray"]
+Backend = Literal["local", "dask"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ def seconds_left(tasks: Sequence[Task]) -> float:
     for task in tasks:
         if task.record is not None:
             taken.setdefault(task.run.dataset, []).extend(line["seconds"] for line in task.record["history"])
-    guess = {name: sum(times) / len(times) for name, times in taken.items()}
+    guess = {name: sum(times) / len(times) for name, times in taken.items() if times}
     return sum(
         (task.run.epochs - task.epoch) * guess.get(task.run.dataset, PROTOCOLS[task.run.dataset].seconds)
         for task in tasks
@@ -78,59 +82,98 @@ def perform_all(
     """Do the tasks that have no record, ``jobs`` at a time in processes of one thread, and keep their records as they
     come; yields each with its record, or with the sentence that says why there is none.
 
-    ``backend`` "dask" or "ray" does them on a cluster at ``address``; "local" in processes of this machine.
+    ``backend`` "dask" does them on a cluster at ``address``, as many at a time as it has workers, or, without an
+    address, on one that is started here; "local" in processes of this machine.
     """
-    import joblib
-
+    if address is not None and backend == "local":
+        raise RecordError("--address is of a cluster: say --backend dask.")
     todo = [task for task in tasks if task.record is None]
     if not todo:
-        return
-    with _place(backend, address, jobs):
-        options: dict[str, Any] = {"return_as": "generator_unordered", "batch_size": 1, "pre_dispatch": "n_jobs"}
-        calls = (joblib.delayed(_perform)(n, task, work, data_dir) for n, task in enumerate(todo))
-        done: Any = joblib.Parallel(jobs, **options)(calls)
-        for n, found in done:
-            if not isinstance(found, str):
-                records.write(results, todo[n].run, found)
-            yield todo[n], found
+        return iter(())
+    _check_writable(results)
+    # A process elsewhere may have been started in another folder.
+    places = (work.resolve(), None if data_dir is None else data_dir.resolve())
+    calls = [(n, task, *places) for n, task in enumerate(todo)]
+    done = _locally(calls, jobs) if backend == "local" else _on_dask(calls, jobs, address)
+    return _kept(done, todo, results)
 
 
-def _perform(n: int, task: Task, work: Path, data_dir: Path | None) -> tuple[int, dict[str, Any] | str]:
-    """In a worker: the record, or what went wrong. One run that fails must not end the others."""
+Call = tuple[int, Task, Path, Path | None]
+Done = tuple[int, dict[str, Any] | str | int]
+
+
+def _kept(done: Iterator[Done], todo: Sequence[Task], results: Path) -> Iterator[tuple[Task, dict[str, Any] | str]]:
+    for n, found in done:
+        if isinstance(found, int):
+            name = signal.Signals(found).name
+            raise Stopped(f"stopped by {name}: all epochs so far are saved, and the same command goes on.", found)
+        if isinstance(found, dict):
+            records.write(results, todo[n].run, found)
+        yield todo[n], found
+
+
+def _check_writable(results: Path) -> None:
+    """Now, not after the first run."""
     try:
-        return n, perform(task.run, task.settings, task.weight, work, data_dir)
+        results.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=results):
+            pass
+    except OSError as reason:
+        said = reason.strerror or reason
+        raise RecordError(f"{results} cannot be written to ({said}): choose another --results.") from reason
+
+
+# Torch has one random generator per process, so a worker of a cluster that has several threads does one run at a time.
+_ALONE = threading.Lock()
+
+
+def _perform(n: int, task: Task, work: Path, data_dir: Path | None) -> Done:
+    """In a worker: the record, or what went wrong, or the signal that ended it. One run that fails must not end the
+    others, whatever it was."""
+    try:
+        with _ALONE:
+            return n, perform(task.run, task.settings, task.weight, work, data_dir)
+    except Stopped as reason:
+        return n, reason.signal
     except QuernError as reason:
         return n, str(reason)
+    except Exception as reason:
+        traceback.print_exc()
+        return n, f"{type(reason).__name__}: {reason}"
 
 
-@contextmanager
-def _place(backend: Backend, address: str | None, jobs: int) -> Iterator[None]:
-    """Where joblib sends its calls."""
+def _locally(calls: Sequence[Call], jobs: int) -> Iterator[Done]:
     import joblib
 
-    if address is not None and backend == "local":
-        raise RecordError("--address is of a cluster: say --backend dask or --backend ray.")
-    if backend == "local":
-        with joblib.parallel_config("loky", n_jobs=jobs, inner_max_num_threads=1):
-            yield
-    elif backend == "dask":
+    options: dict[str, Any] = {"return_as": "generator_unordered", "batch_size": 1, "pre_dispatch": "n_jobs"}
+    with joblib.parallel_config("loky", n_jobs=jobs, inner_max_num_threads=1):
+        done: Any = joblib.Parallel(jobs, **options)(joblib.delayed(_perform)(*call) for call in calls)
         try:
-            from distributed import Client
-        except ImportError:
-            raise RecordError("--backend dask needs the dask package: pip install 'quern[dask]'.") from None
+            yield from done
+        except BrokenProcessPool:
+            raise RecordError(
+                "a process that did a run was ended from outside, as happens when memory is short: the same command "
+                "goes on from the last epochs, with fewer --jobs if need be."
+            ) from None
+
+
+def _on_dask(calls: Sequence[Call], jobs: int, address: str | None) -> Iterator[Done]:
+    """Without joblib: its Dask backend waits forever for a call that no worker could begin or finish."""
+    try:
+        from distributed import Client, as_completed
+    except ImportError:
+        raise RecordError("--backend dask needs the dask package: pip install 'quern[dask]'.") from None
+    own: dict[str, Any] = {"n_workers": jobs, "threads_per_worker": 1, "dashboard_address": None}
+    try:
+        client = Client(address, timeout=10, set_as_default=False, **({} if address else own))
+    except (OSError, ValueError, TimeoutError):
+        raise RecordError(f"there is no Dask scheduler at {address}: start one, or mend --address.") from None
+    with client:
         try:
-            client = Client(address, timeout=10, set_as_default=False) if address else Client(n_workers=jobs)
-        except (OSError, ValueError, TimeoutError) as reason:
-            raise RecordError(f"there is no Dask scheduler at {address}: {reason or 'it does not answer'}.") from None
-        with client, joblib.parallel_config("dask", n_jobs=jobs, client=client):
-            yield
-    else:
-        try:
-            import ray  # pyright: ignore[reportMissingImports]
-            from ray.util.joblib import register_ray  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise RecordError("--backend ray needs the ray package: pip install ray.") from None
-        ray.init(address=address, ignore_reinit_error=True)
-        register_ray()
-        with joblib.parallel_config("ray", n_jobs=jobs):
-            yield
+            client.wait_for_workers(1, timeout=10)
+        except TimeoutError:
+            raise RecordError(f"the Dask scheduler at {address} has no workers: start some.") from None
+        places = {client.submit(_perform, *call, pure=False): call[0] for call in calls}
+        for future in as_completed(places):
+            reason = future.exception()  # of what is not the run's: no quern over there, a worker that died
+            yield future.result() if reason is None else (places[future], f"{type(reason).__name__}: {reason}")
