@@ -2,9 +2,10 @@
 
 Each method of each family has its own study in Optuna, with two goals: validation accuracy and quaternion sparsity
 (that of neurons for L1(BN)). A trial is the run of an experiment in short: fewer images, smaller batches, fewer epochs.
-The first half of the trials are spread evenly over the range of λ, the same for all but ℓ2; the others go where the
-front of the two goals may grow. What is chosen is the sparsest trial that loses no more than ``DROP`` of accuracy
-against a trial without penalty; if all lose more, the most accurate one.
+The first half of the trials are spread evenly over the range of λ, the same for all but ℓ2. A trial is *good enough* if
+it loses no more than ``DROP`` of accuracy against a trial without penalty; each of the others halves the gap between
+the largest λ that is good enough and the next one. Chosen is the sparsest trial that is good enough, or, if none is,
+the most accurate one.
 
 A short trial has fewer steps for λ to act in, and smaller batches have noisier gradients, by whose spread Adam divides.
 So a trial takes λ times :func:`stretch`, and the λ that is found is one for a whole run.
@@ -18,8 +19,7 @@ import math
 import os
 import socket
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["SHORT", "Short", "Trial", "chosen", "front", "stretch", "tune", "write_lambdas", "write_trials"]
 
 DROP = 0.02
-USELESS = 0.1  # what loses more accuracy than this is no small network, however many zeros it has
 WAIT = 0.5  # seconds between looks at what another process is at
 RANGES = {method: (1.0, 1000.0) if method == "l2" else (0.1, 100.0) for method in METHODS}
 
@@ -150,7 +149,7 @@ def tune(
             count = 1 if method == "none" else trials
             mine = _study(images, whole, run, short, storage, count, floor, tell)
             if method == "none":
-                floor = mine[0].val_accuracy - USELESS
+                floor = mine[0].val_accuracy - DROP
             found += mine
     return found
 
@@ -165,13 +164,13 @@ def _study(
     floor: float,
     tell: Callable[[str], None],
 ) -> list[Trial]:
-    """The trials of one method, to ``count`` of them; below ``floor`` in accuracy, zeros count for nothing."""
+    """The trials of one method, to ``count`` of them; from ``floor`` on, an accuracy is good enough."""
     import optuna
 
     name = f"{run.name}-{short.images}x{short.batch}"
     low, high = RANGES[run.method]
-    first = max(1, (count + 1) // 2)
-    spread = [] if run.method == "none" else [low * (high / low) ** (n / max(1, first - 1)) for n in range(first)]
+    first = max(2, (count + 1) // 2)
+    spread = [] if run.method == "none" else [low * (high / low) ** (n / (first - 1)) for n in range(first)]
     study = _open(storage, name)
     told = False
     while True:
@@ -179,14 +178,15 @@ def _study(
             done, busy = _states(study)
             if len(done) >= count:
                 return [Trial(**trial.user_attrs["found"]) for trial in done[:count]]
-            trial = None
+            trial = weight = None
             if len(done) + len(busy) < count:
-                _queue(study, [*done, *busy], spread)
-                # Seeded by what is there, so that two processes do not try the same, and one that was stopped goes on
-                # as if it had not been.
-                seed = zlib.crc32(f"{name} {len(done) + len(busy)}".encode())
-                study.sampler = optuna.samplers.GPSampler(seed=seed, n_startup_trials=first)
+                if run.method != "none":
+                    good = {t.params["lambda"]: t.values[0] >= floor for t in done}
+                    # What another process is at may turn out either way.
+                    good |= {t.params["lambda"]: False for t in busy if "lambda" in t.params}
+                    study.enqueue_trial({"lambda": next_weight(good, spread)})
                 trial = study.ask()
+                weight = None if run.method == "none" else trial.suggest_float("lambda", low, high, log=True)
                 trial.set_user_attr("process", [socket.gethostname(), os.getpid()])
         if trial is None:
             if not told:
@@ -195,7 +195,6 @@ def _study(
             time.sleep(WAIT)
             continue
         try:
-            weight = None if run.method == "none" else trial.suggest_float("lambda", low, high, log=True)
             found = try_weight(images, run, weight, short, whole)
             trial.set_user_attr("found", asdict(found))
             said = "" if weight is None else f", λ = {weight:.3g}"
@@ -203,7 +202,7 @@ def _study(
         except BaseException:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)  # its λ is tried again
             raise
-        study.tell(trial, (found.val_accuracy, found.sparsity if found.val_accuracy >= floor else 0.0))
+        study.tell(trial, (found.val_accuracy, found.sparsity))
 
 
 def _open(storage: Path, name: str) -> "Study":
@@ -274,15 +273,16 @@ def _process(trial: "FrozenTrial") -> str:
     return f"process {process} on {host}"
 
 
-def _queue(study: "Study", known: "Sequence[FrozenTrial]", weights: Sequence[float]) -> None:
-    """Put the ``weights`` first that are neither among the ``known`` trials nor in the queue yet."""
-    from optuna.trial import TrialState
-
-    waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-    tried = [trial.system_attrs.get("fixed_params", trial.params).get("lambda") for trial in (*known, *waiting)]
-    for weight in weights:
-        if not any(one is not None and math.isclose(one, weight) for one in tried):
-            study.enqueue_trial({"lambda": weight})
+def next_weight(good: Mapping[float, bool], spread: Sequence[float]) -> float:
+    """The λ to try next, from those tried so far and whether each was good enough: what is left of ``spread``, and
+    then the middle, on a scale of powers, between the largest good one and the next."""
+    for weight in spread:
+        if not any(math.isclose(one, weight) for one in good):
+            return weight
+    known = sorted(good)
+    best = max((n for n, weight in enumerate(known) if good[weight]), default=0)
+    low, high = known[best : best + 2] if best + 1 < len(known) else known[-2:]
+    return math.sqrt(low * high)
 
 
 def front(trials: Sequence[Trial]) -> list[Trial]:
