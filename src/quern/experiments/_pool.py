@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quern import records
-from quern.errors import QuernError, RecordError, Stopped
+from quern.errors import QuernError, RecordError, Stopped, TrainingError
 from quern.experiments._plan import PROTOCOLS, Lambdas, lambda_of, settings_of
 from quern.experiments._run import perform, work_folder
 from quern.records import Run
 from quern.train import Settings
 
 Backend = Literal["local", "dask"]
+ANSWER = 10  # seconds for a cluster to answer in
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,17 @@ def survey(todo: Sequence[Run], results: Path, work: Path, lambdas: Lambdas) -> 
         settings = settings_of(run, weight)
         path = records.record_path(results, run)
         record = records.read_record(path) if path.exists() else None
-        if record is not None and Settings.from_dict(record["settings"]) != settings:
+        if record is not None and _settings(record, path) != settings:
             record = None
         found.append(Task(run, weight, settings, work_folder(work, run, settings), record))
     return found
+
+
+def _settings(record: dict[str, Any], path: Path) -> Settings:
+    try:
+        return Settings.from_dict(record["settings"])
+    except TrainingError as reason:
+        raise RecordError(f"{path} cannot be read: {reason}") from reason
 
 
 def seconds_left(tasks: Sequence[Task]) -> float:
@@ -165,15 +173,19 @@ def _on_dask(calls: Sequence[Call], jobs: int, address: str | None) -> Iterator[
         raise RecordError("--backend dask needs the dask package: pip install 'quern[dask]'.") from None
     own: dict[str, Any] = {"n_workers": jobs, "threads_per_worker": 1, "dashboard_address": None}
     try:
-        client = Client(address, timeout=10, set_as_default=False, **({} if address else own))
+        client = Client(address, timeout=ANSWER, set_as_default=False, **({} if address else own))
     except (OSError, ValueError, TimeoutError):
         raise RecordError(f"there is no Dask scheduler at {address}: start one, or mend --address.") from None
     with client:
         try:
-            client.wait_for_workers(1, timeout=10)
+            client.wait_for_workers(1, timeout=ANSWER)
         except TimeoutError:
             raise RecordError(f"the Dask scheduler at {address} has no workers: start some.") from None
+        try:
+            client.run(exec, "import quern.experiments", {})  # without it they would wait for calls they cannot read
+        except ImportError as reason:
+            raise RecordError(f"the workers at {address} have no quern ({reason}): install it there.") from None
         places = {client.submit(_perform, *call, pure=False): call[0] for call in calls}
-        for future in as_completed(places):
+        for future in as_completed(places, loop=client.loop):
             reason = future.exception()  # of what is not the run's: no quern over there, a worker that died
             yield future.result() if reason is None else (places[future], f"{type(reason).__name__}: {reason}")
