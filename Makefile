@@ -3,13 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check bench setup clean
+.PHONY: demo test check bench setup chromium clean
 
 demo: $(READY)
 	rm -rf runs/demo
 	$(BIN)/quern compress --max-params 1000 --threads 1 --out runs/demo
 
-test: check
+test: check chromium
 	$(BIN)/python -m pytest -n 2 -q -m "not unchecked"
 	QUERN_TYPECHECK=0 $(BIN)/python -m pytest -n 2 -q -m unchecked
 
@@ -25,6 +25,15 @@ bench: $(READY)
 	$(BIN)/python benchmarks/training.py --json benchmarks/training.json
 
 setup: $(READY)
+
+# The browser that opens the reports in tests. Without it those tests are skipped, so this never fails.
+chromium:
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then exit 0; fi; \
+	ROOT=; test "$$(id -u)" = 0 || ROOT="sudo -n"; \
+	if command -v apt-get >/dev/null && { test -z "$$ROOT" || sudo -n true 2>/dev/null; }; then \
+		$$ROOT apt-get update -qq && $$ROOT apt-get install -y -qq --no-install-recommends chromium; \
+	fi; \
+	command -v chromium || echo "*** NO CHROMIUM: the tests of reports in a browser will be SKIPPED; install it by hand. ***"
 
 # Set up anew when what is to be installed has changed, and not otherwise.
 $(READY): pyproject.toml constraints.txt

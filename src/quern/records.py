@@ -3,20 +3,22 @@
 A *run* is one training of an experiment: a data set, a family, a method, a number of epochs and a seed. Its record is
 one JSON file, ``FOLDER/mnist/quern-rq-20-0.json`` for seed 0, with these parts:
 
-=================  =====================================================================================================
+=================  ===================================================================================================
 ``run``            the fields of :class:`Run`
-``settings``       all of :class:`quern.train.Settings`; ``model``, ``options`` and ``lambda`` besides
-``images``         how many to train on, to validate and to test, and ``sums``, the SHA-256 of the data
+``settings``       all of :class:`quern.train.Settings`
+``model``          the network in :mod:`quern.models`; ``options`` are its arguments, ``lambda`` the penalty's weight
+``images``         how many to train on, to validate and to test
+``sums``           the SHA-256 of the data
 ``environment``    versions, commit, processor, threads
 ``history``        a line per epoch: ``epoch``, ``phase``, ``loss``, ``val_accuracy``, the three sparsities, ``seconds``
 ``result``         ``test_accuracy``, ``val_accuracy``, ``best_epoch``, ``seconds`` and ``sparsity`` (the three shares,
                    ``neurons``, ``neurons_left``, ``parameters``, ``nonzero_parameters``, ``tol``, ``layers``)
 ``small``          the network with all that counts as zero set to zero, and compacted: ``test_accuracy``, ``neurons``,
-                   ``parameters``, ``nonzero_parameters``, ``bytes``, ``macs``, ``latency_ms``; ``dense`` is the same
-                   for the network with nothing removed
-``moduli``         how the moduli of the weights are spread: ``edges`` (powers of ten), ``counts`` between them (the
-                   first and the last take what lies outside), ``zeros``
-=================  =====================================================================================================
+                   ``parameters``, ``nonzero_parameters``, ``bytes``, ``macs``, ``latency_ms``
+``dense``          the same, but for the accuracy, of the network with nothing removed
+``moduli``         how the moduli of the weights are spread: ``edges`` as exponents of ten, ``counts`` between them
+                   (the first and the last take what lies outside), ``zeros``
+=================  ===================================================================================================
 """
 
 import json

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import quern
-from quern.cli import _compress, _data, _models, _reproduce, _train, _tune
+from quern.cli import _compress, _data, _models, _report, _reproduce, _train, _tune
 from quern.cli._console import err_console, say
 from quern.errors import QuernError, Stopped
 
@@ -26,6 +26,7 @@ app.command(epilog=_train.EXAMPLES)(_train.train)
 app.command()(_train.show)
 app.command(epilog=_reproduce.EXAMPLES)(_reproduce.reproduce)
 app.command(epilog=_tune.EXAMPLES)(_tune.tune)
+app.command(epilog=_report.EXAMPLES)(_report.report)
 app.command()(_models.compact)
 app.command()(_models.export)
 app.command()(_models.bench)

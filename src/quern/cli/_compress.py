@@ -166,6 +166,7 @@ def _compress(config: dict[str, Any], out: Path, resume: bool, quiet: bool, json
     from quern.environment import facts
     from quern.penalties import Penalty
     from quern.pipeline import Budget, compress
+    from quern.report import write_run_report
     from quern.train import Settings
 
     _train.set_threads(config["threads"])
@@ -201,9 +202,11 @@ def _compress(config: dict[str, Any], out: Path, resume: bool, quiet: bool, json
         tell=(lambda _: None) if quiet else (lambda text: say(text, err_console)),
         about=config,
     )
+    report = write_run_report(out)
     if not quiet:
         console = err_console if json_ else out_console
         console.print(found, highlight=False)
         say(f"in {out}: small/model.safetensors, small/model.onnx, record.json", err_console)
+        say(f"the report: {report}", err_console)
     if json_:
         typer.echo(json.dumps(found.to_dict()))

@@ -1,0 +1,114 @@
+"""The page of all experiments: its sections in order, and what there are no records for."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from quern.records import DATASETS, FAMILIES
+from quern.report import _plots, _rows
+from quern.report._figures import Figure
+from quern.report._load import Found, load
+from quern.report._tables import Table
+
+__all__ = ["Page", "Section", "read_experiments"]
+
+Part = Table | Figure
+Maker = Callable[[Found, str], Part | None]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One heading with what stands under it; ``missing`` is what there are no records of."""
+
+    name: str
+    title: str
+    text: str
+    parts: tuple[Part, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Page:
+    families: tuple[tuple[str, str], ...]
+    sections: tuple[Section, ...]
+
+    def tables(self) -> tuple[Table, ...]:
+        return tuple(part for section in self.sections for part in section.parts if isinstance(part, Table))
+
+    def figures(self) -> tuple[Figure, ...]:
+        return tuple(part for section in self.sections for part in section.parts if isinstance(part, Figure))
+
+
+def read_experiments(folder: Path) -> Page:
+    """The page of all records in ``folder``."""
+    found = load(folder)
+    datasets = found.datasets() or ("mnist", "cifar10")
+
+    def per_dataset(*makers: Maker) -> list[tuple[str, Part | None]]:
+        return [(DATASETS[dataset], make(found, dataset)) for dataset in datasets for make in makers]
+
+    parts: dict[str, list[tuple[str, Part | None]]] = {
+        "table1": per_dataset(_rows.table1),
+        "table2": per_dataset(_rows.table2),
+        "curves": per_dataset(*(_curves(family, number) for number in (1, 2) for family in ("paper", "quern"))),
+        "neurons": per_dataset(_rows.claims),
+        "compress": [("quern compress", _rows.compressed(found))],
+        "front": per_dataset(_plots.final_front),
+        "tuning": per_dataset(_tuning("paper"), _tuning("quern"), _rows.tuned),
+        "layers": per_dataset(_plots.layers),
+        "moduli": per_dataset(_moduli("paper"), _moduli("quern")),
+        "runs": [("experiments", _rows.provenance(found)), ("experiments", _rows.sums(found))],
+    }
+    return Page(tuple(FAMILIES.items()), tuple(_section(name, found) for name, found in parts.items()))
+
+
+def _curves(family: str, number: int) -> Maker:
+    return lambda found, dataset: _plots.curves(found, dataset, family, number)
+
+
+def _tuning(family: str) -> Maker:
+    return lambda found, dataset: _plots.tuning_front(found, dataset, family)
+
+
+def _moduli(family: str) -> Maker:
+    return lambda found, dataset: _plots.moduli(found, dataset, family)
+
+
+def _section(name: str, parts: Iterable[tuple[str, Part | None]]) -> Section:
+    parts = list(parts)
+    there = {of for of, part in parts if part is not None}
+    missing = dict.fromkeys(of for of, _ in parts if of not in there)
+    return Section(name, *_HEADINGS[name], tuple(part for _, part in parts if part is not None), tuple(missing))
+
+
+# Of every section, its title and what it shows.
+_HEADINGS = {
+    "table1": (
+        "Table 1: accuracy and sparsity",
+        "In the paper's family a weight below 0.001 is only called zero; the accuracy with it cut is given, too.",
+    ),
+    "table2": (
+        "Table 2: what a penalty costs in time",
+        "The time of a step of training, as a ratio to the same step without a penalty.",
+    ),
+    "curves": ("Figures 1 and 2: epoch by epoch", "How the zeros come about while training."),
+    "neurons": (
+        "Whole neurons removed",
+        "Networks with batch normalisation, after what is dead in them was taken out.",
+    ),
+    "compress": (
+        "Networks within a budget",
+        "One command each: a network is trained, made small within a budget, exported, and compared.",
+    ),
+    "front": (
+        "Accuracy against sparsity and size",
+        "Up is better. So is right for sparsity, and left for parameters.",
+    ),
+    "tuning": ("The search for λ", "λ is the weight of the penalty: the larger, the more zeros."),
+    "layers": ("What was removed, layer by layer", "Which layers lose quaternions, and which lose whole neurons."),
+    "moduli": (
+        "Distribution of |w|",
+        "|w| is the length of a quaternion weight. Weights that are small but not zero cannot be left out for free.",
+    ),
+    "runs": ("Where the numbers come from", "All runs that this report is made from, and the data they saw."),
+}

@@ -1,0 +1,180 @@
+"""The figures of the experiments, as plain values."""
+
+import statistics
+from collections.abc import Iterable
+
+from quern.records import DATASETS, METHODS, PAPER
+from quern.report._figures import Bar, Bars, Curves, Dots, Figure, Line, Panel, Scatter, Spread, Spreads
+from quern.report._load import Found, Group, Trial
+from quern.report._rows import OURS
+from quern.report._tables import mean
+
+__all__ = ["curves", "final_front", "layers", "moduli", "pareto", "tuning_front"]
+
+FIGURE1 = ("none", "l2", "l1", "rq", "rql")
+FIGURE2 = ("rq", "rq-bn", "rql-bn", "gamma-bn")
+_SHOWN = {
+    "component": "Component sparsity",
+    "quaternion": "Quaternion sparsity",
+    "neuron": "Neuron sparsity",
+    "val_accuracy": "Validation accuracy",
+}
+
+
+def curves(found: Found, dataset: str, family: str, number: int) -> Figure | None:
+    """Figure 1 or 2 of the paper: shares epoch by epoch, a line per method, the mean of its seeds with ± deviation."""
+    methods, what = (FIGURE1, ("component", "quaternion")) if number == 1 else (FIGURE2, tuple(_SHOWN))
+    groups = [group for method in methods if (group := found.group(dataset, family, method))]
+    if not groups or (number == 2 and all(group.method == "rq" for group in groups)):
+        return None
+    phases = _phases(groups[-1])
+    panels = tuple(
+        Curves(_SHOWN[key], "epoch", "%", tuple(_line(group, key) for group in groups), phases) for key in what
+    )
+    caption = "Mean over seeds, bands are ± one standard deviation."
+    missing = [METHODS[method] for method in methods if not found.group(dataset, family, method)]
+    if missing:
+        caption += f" Not run yet: {', '.join(missing)}."
+    title = f"Figure {number}, {DATASETS[dataset]}, {OURS[family]}"
+    return Figure(f"figure{number}-{dataset}-{family}", title, caption, panels)
+
+
+def _line(group: Group, key: str) -> Line:
+    rows = list(zip(*([100 * getattr(line, key) for line in run.history] for run in group.runs), strict=False))
+    epochs = tuple(float(n) for n in range(1, len(rows) + 1))
+    spread = tuple(statistics.stdev(row) for row in rows) if len(group.runs) > 1 else ()
+    return Line(METHODS[group.method], group.method, epochs, tuple(map(mean, rows)), spread)
+
+
+def _phases(group: Group) -> tuple[tuple[float, str], ...]:
+    """Where phases begin, if there is more than one."""
+    names = [line.phase for line in group.runs[0].history]
+    starts = tuple((float(n + 1), name) for n, name in enumerate(names) if not n or names[n - 1] != name)
+    return starts if len(starts) > 1 else ()
+
+
+def pareto(points: Iterable[tuple[float, float]], fewer: bool = False) -> tuple[tuple[float, float], ...]:
+    """The points that no other beats in both, from left to right: higher is better, and so is further right, or,
+    with ``fewer``, further left."""
+    front: list[tuple[float, float]] = []
+    for point in sorted(set(points), key=lambda p: (p[0] if fewer else -p[0], -p[1])):
+        if not front or point[1] > front[-1][1]:
+            front.append(point)
+    return tuple(front if fewer else reversed(front))
+
+
+def tuning_front(found: Found, dataset: str, family: str) -> Figure | None:
+    """All λ that were tried, with the front of every method."""
+    trials = [trial for trial in found.trials.get(dataset, ()) if trial.family == family]
+    if not trials:
+        return None
+    methods = [method for method in METHODS if any(trial.method == method for trial in trials)]
+    panels: list[Panel] = []
+    for counts in (False, True):
+        dots = tuple(
+            _tried(method, [trial for trial in trials if trial.method == method], counts) for method in methods
+        )
+        panels.append(_panel(dots, "validation accuracy, %", counts))
+    caption = (
+        "Every λ that was tried, on the validation images. The lines join the "
+        "trials that no other of the same method beats in both; rings mark the chosen λ."
+    )
+    return Figure(f"tuning-{dataset}-{family}", f"{DATASETS[dataset]}, {OURS[family]}", caption, tuple(panels))
+
+
+def _tried(method: str, trials: list[Trial], counts: bool) -> Dots:
+    def point(trial: Trial) -> tuple[float, float]:
+        return float(max(1, trial.nonzero_parameters)) if counts else 100 * trial.quaternion, 100 * trial.val_accuracy
+
+    points = tuple(map(point, trials))
+    chosen = tuple(point(trial) for trial in trials if trial.chosen)
+    return Dots(METHODS[method], method, points, front=pareto(points, counts), chosen=chosen)
+
+
+def _panel(dots: tuple[Dots, ...], y_label: str, counts: bool) -> Scatter:
+    if counts:
+        return Scatter("Accuracy against size", "non-zero parameters", y_label, dots, counts)
+    return Scatter("Accuracy against zero quaternions", "quaternion sparsity, %", y_label, dots)
+
+
+def final_front(found: Found, dataset: str) -> Figure | None:
+    """The means of all methods in both families, next to what the paper printed."""
+    groups = [group for group in found.groups if group.dataset == dataset and group.family != "real"]
+    if not groups:
+        return None
+    panels = []
+    for counts in (False, True):
+        dots = [_final(group, counts) for group in groups]
+        if not counts:
+            dots += _printed(dataset)
+        dots.sort(key=lambda one: list(METHODS).index(one.style))
+        panels.append(_panel(tuple(dots), "test accuracy, %", counts))
+    caption = "Means over seeds on the test images; stars are the paper's printed means."
+    if dataset not in PAPER:
+        caption = "Means over seeds on the test images."
+    return Figure(f"front-{dataset}", DATASETS[dataset], caption, tuple(panels))
+
+
+def _final(group: Group, counts: bool) -> Dots:
+    x = mean([max(1, run.nonzero_parameters) if counts else 100 * run.quaternion for run in group.runs])
+    point = (x, 100 * mean([run.test_accuracy for run in group.runs]))
+    return Dots(METHODS[group.method], group.method, (point,), source=OURS[group.family])
+
+
+def _printed(dataset: str) -> list[Dots]:
+    table = PAPER.get(dataset)
+    if table is None:
+        return []
+    points = {method: (table["quaternion_sparsity"][method], table["test_accuracy"][method]) for method in FIGURE1}
+    return [Dots(METHODS[method], method, (point,), source="the paper") for method, point in points.items()]
+
+
+def layers(found: Found, dataset: str) -> Figure | None:
+    """What is left of every layer, a panel per method; means over the seeds of the family quern."""
+    groups = [g for g in found.groups if (g.dataset, g.family) == (dataset, "quern") and g.method != "none"]
+    panels = tuple(Bars(METHODS[group.method], bars) for group in groups if (bars := _bars(group)))
+    if not panels:
+        return None
+    caption = "Quaternions and neurons left in every layer, means over the seeds of the family quern."
+    return Figure(f"layers-{dataset}", DATASETS[dataset], caption, panels)
+
+
+def _bars(group: Group) -> tuple[Bar, ...]:
+    bars = []
+    for same in zip(*(run.layers for run in group.runs), strict=False):
+        one = same[0]
+        quaternions = mean([layer.quaternions - layer.zero_quaternions for layer in same])
+        neurons = mean([layer.neurons - layer.dead_neurons for layer in same])
+        bars.append(Bar(f"{one.name} {one.kind}", (quaternions, one.quaternions), (neurons, one.neurons)))
+    return tuple(bars)
+
+
+def moduli(found: Found, dataset: str, family: str) -> Figure | None:
+    """How |w| is spread without a penalty and with each, a panel per method."""
+    before = found.group(dataset, family, "none")
+    groups = [g for g in found.groups if (g.dataset, g.family) == (dataset, family) and g.method != "none"]
+    if before is None or not groups:
+        return None
+    edges = before.runs[0].moduli.edges
+    panels = tuple(
+        Spreads(METHODS[group.method], edges, _spread(before), _spread(group))
+        for group in groups
+        if all(run.moduli.edges == edges for run in (*before.runs, *group.runs))
+    )
+    if not panels:
+        return None
+    caption = (
+        "Moduli of all quaternion weights of all seeds, without a penalty and with "
+        "it. Bars at the left are weights that are exactly zero or were removed."
+    )
+    return Figure(f"moduli-{dataset}-{family}", f"{DATASETS[dataset]}, {OURS[family]}", caption, panels)
+
+
+def _spread(group: Group) -> Spread:
+    counts = [sum(column) for column in zip(*(run.moduli.counts for run in group.runs), strict=True)]
+    zeros = sum(run.moduli.zeros for run in group.runs)
+    whole = max(1, sum(counts) + zeros)
+    shares = tuple(100 * count / whole for count in counts)
+    label = "without penalty" if group.method == "none" else "with penalty"
+    style = "none" if group.method == "none" else "second"
+    return Spread(label, style, shares, 100 * zeros / whole)

@@ -1,0 +1,264 @@
+"""The tables of the experiments."""
+
+from quern.records import DATASETS, FAMILIES, METHODS, PAPER
+from quern.report._load import Compressed, Found, Group, Trial
+from quern.report._tables import NONE, Cell, Table, counted, judged, marked, mean, measured, number, ratio, word
+
+__all__ = ["OURS", "claims", "compressed", "provenance", "sums", "table1", "table2", "tuned"]
+
+TABLE1 = ("none", "l2", "l1", "rq", "rql")
+NEURONS = ("gamma-bn", "rq-bn", "rql-bn")
+OURS = {"paper": "paper's way", "quern": "quern", "real": "real-valued"}
+SLOWEST = 1.10  # a step with R_Q or R_QL may take so many times that of one without
+
+
+def table1(found: Found, dataset: str) -> Table | None:
+    """Accuracy and sparsity of every method: the paper's, and ours in both families."""
+    rows: list[tuple[Cell, ...]] = []
+    printed = PAPER.get(dataset)
+    for method in TABLE1:
+        ours = [group for family in ("paper", "quern") if (group := found.group(dataset, family, method))]
+        if ours and printed:
+            cells = (number(printed[what][method]) for what in _SHARES)
+            rows.append((word(METHODS[method]), word("the paper"), *cells, *_blank(2), *_REPETITIONS[dataset]))
+        rows += [_row1(group) for group in ours]
+    if not rows:
+        return None
+    if real := found.group(dataset, "real", "none"):
+        rows.append(_real(real))
+    columns = ("method", "from", "test accuracy, %", "component sparsity, %", "quaternion sparsity, %")
+    columns += ("accuracy with zeros cut, %", "beats the paper", "runs", "epochs")
+    if not printed:
+        last = columns.index("beats the paper")
+        columns = columns[:last] + columns[last + 1 :]
+        rows = [row[:last] + row[last + 1 :] for row in rows]
+    notes = ["Mean ± standard deviation over seeds; with one run there is no deviation."]
+    if printed:
+        notes.append(
+            "▲ above the paper's mean, = equal to it, ▼ below it, both as printed. A row beats the paper (✓) only when "
+            "accuracy and quaternion sparsity are both at least the paper's."
+        )
+    return Table(f"table1-{dataset}", f"Table 1, {DATASETS[dataset]}", columns, tuple(rows), tuple(notes))
+
+
+_SHARES = ("test_accuracy", "component_sparsity", "quaternion_sparsity")
+_REPETITIONS = {"mnist": (counted(5), counted(20)), "cifar10": (counted(5), counted(50))}  # and epochs, of the paper
+
+
+def _blank(count: int) -> tuple[Cell, ...]:
+    return (word(""),) * count
+
+
+def _row1(group: Group) -> tuple[Cell, ...]:
+    shares = (
+        measured([run.test_accuracy for run in group.runs]),
+        measured([run.component for run in group.runs]),
+        measured([run.quaternion for run in group.runs]),
+    )
+    printed = PAPER.get(group.dataset)
+    beats = word("")
+    if printed:
+        accuracy, component, quaternion = (
+            marked(cell, printed[what][group.method]) for cell, what in zip(shares, _SHARES, strict=True)
+        )
+        shares = (accuracy, component, quaternion)
+        beats = judged(word(""), accuracy.sign != "worse" and quaternion.sign != "worse")
+    cut = measured([run.cut_accuracy for run in group.runs])
+    return (*_who(group), *shares, cut, beats, *_runs(group))
+
+
+def _who(group: Group) -> tuple[Cell, ...]:
+    return word(METHODS[group.method]), word(OURS[group.family])
+
+
+def _runs(group: Group) -> tuple[Cell, ...]:
+    return counted(len(group.runs)), counted(group.epochs)
+
+
+def _real(group: Group) -> tuple[Cell, ...]:
+    """The real-valued twin has no quaternions that could be zero."""
+    accuracy = measured([run.test_accuracy for run in group.runs])
+    cut = measured([run.cut_accuracy for run in group.runs])
+    return (*_who(group), accuracy, NONE, NONE, cut, word(""), *_runs(group))
+
+
+def table2(found: Found, dataset: str) -> Table | None:
+    """What a penalty costs in time, as a ratio to training without one."""
+    timings = {(timing.family, timing.method): timing for timing in found.timings.get(dataset, ())}
+    printed = PAPER.get(dataset, {}).get("seconds")
+    rows = []
+    for method in TABLE1:
+        cells = [number(printed[method] / printed["none"])] if printed else []
+        for family in ("paper", "quern"):
+            timing = timings.get((family, method))
+            cells.append(number(timing.median_ms if timing else None))
+            cells.append(_bounded(timing.ratio, method) if timing else NONE)
+        rows.append((word(METHODS[method]), *cells))
+    if not timings:
+        return None
+    columns = ("method", *(("the paper, ratio",) if printed else ()))
+    for family in ("paper", "quern"):
+        columns += (f"{OURS[family]}, ms a step", f"{OURS[family]}, ratio")
+    note = (
+        "Ratios are to “none” of the same column. The paper timed whole trainings on its GPU; ours are steps of all "
+        f"methods taken in turns on one CPU thread. R_Q and R_QL should cost at most {SLOWEST:.2f} times: ✓ met, ✗ not."
+    )
+    title = f"Table 2, {DATASETS[dataset]}: time of training"
+    return Table(f"table2-{dataset}", title, columns, tuple(rows), (note,))
+
+
+def _bounded(value: float, method: str) -> Cell:
+    return judged(number(value), value <= SLOWEST) if method in ("rq", "rql") else number(value)
+
+
+def claims(found: Found, dataset: str) -> Table | None:
+    """Networks that lost whole neurons, next to what the paper claims of its CIFAR-10 network."""
+    groups = [
+        group for method in NEURONS for family in ("paper", "quern") if (group := found.group(dataset, family, method))
+    ]
+    if not groups:
+        return None
+    claimed = dataset == "cifar10"
+    rows = [_claim(group, claimed and group.method == "gamma-bn") for group in groups]
+    if claimed:
+        said = ("under 17", "under 15,000", "5×", "about 3×", "", "", "none lost")
+        rows.insert(0, (word(METHODS["gamma-bn"]), word("the paper"), *map(word, said), *_blank(2)))
+    columns = ("method", "from", "neurons left, %", "parameters left", "file smaller", "faster")
+    columns += ("accuracy before, %", "accuracy small, %", "points", "runs", "epochs")
+    note = (
+        "Small is the network with all that counts as zero removed, before is the same network with it. File and time "
+        "are ratios to the network that nothing was removed from; time is onnxruntime, one image, one thread."
+    )
+    notes = (note,)
+    if claimed:
+        notes = (note, "✓ and ✗ say whether L1(BN) does what the paper claims for it.")
+    return Table(f"neurons-{dataset}", f"Whole neurons removed, {DATASETS[dataset]}", columns, tuple(rows), notes)
+
+
+def _claim(group: Group, claimed: bool) -> tuple[Cell, ...]:
+    runs = group.runs
+    left = measured([run.small.neurons / max(1, run.dense.neurons) for run in runs])
+    parameters = measured([float(run.small.parameters) for run in runs], 0, 1.0)
+    files = ratio(mean([run.dense.bytes for run in runs]), mean([run.small.bytes for run in runs]))
+    times = [
+        run.dense.latency_ms / run.small.latency_ms for run in runs if run.dense.latency_ms and run.small.latency_ms
+    ]
+    faster = ratio(mean(times), 1.0) if times else NONE
+    before = measured([run.test_accuracy for run in runs])
+    after = measured([run.cut_accuracy for run in runs])
+    points = Cell(f"{_points(after, before):+.2f}", _points(after, before))
+    cells = (left, parameters, files, faster, before, after, points)
+    if claimed:
+        good = (left.value, parameters.value, files.value, faster.value)
+        met = [a is not None and test(a) for a, test in zip(good, _CLAIMS, strict=True)]
+        judgements = (*met, None, None, points.value is not None and points.value >= 0)
+        cells = tuple(c if m is None else judged(c, m) for c, m in zip(cells, judgements, strict=True))
+    return (*_who(group), *cells, *_runs(group))
+
+
+_CLAIMS = (lambda share: share < 17, lambda count: count < 15_000, lambda times: times >= 5, lambda times: times >= 3)
+
+
+def _points(after: Cell, before: Cell) -> float:
+    """The difference of what is printed, so that a reader finds the same; never a negative zero."""
+    return round(round(after.value or 0.0, 2) - round(before.value or 0.0, 2), 2) + 0.0
+
+
+def compressed(found: Found) -> Table | None:
+    """The records of ``quern compress``."""
+    if not found.compressed:
+        return None
+    columns = ("run", "data", "neurons", "parameters", "test accuracy, %", "file smaller", "faster", "command")
+    rows = tuple(_compressed(one) for one in found.compressed)
+    notes = ("Dense → compacted. Faster: onnxruntime, one image, one thread.",)
+    return Table("compress", "Runs of quern compress", columns, rows, notes)
+
+
+def _compressed(one: Compressed) -> tuple[Cell, ...]:
+    return (
+        word(one.name),
+        word(DATASETS.get(one.dataset, one.dataset)),
+        word(f"{one.dense.neurons:,} → {one.small.neurons:,}"),
+        word(f"{one.dense.parameters:,} → {one.small.parameters:,}"),
+        word(f"{100 * one.dense_accuracy:.2f} → {100 * one.small_accuracy:.2f}"),
+        ratio(one.dense.bytes, one.small.bytes),
+        ratio(one.dense.latency_ms, one.small.latency_ms),
+        word(one.command),
+    )
+
+
+def tuned(found: Found, dataset: str) -> Table | None:
+    """The λ that were chosen, and what they gave while searching."""
+    trials = found.trials.get(dataset, ())
+    chosen = [trial for trial in trials if trial.chosen]
+    if not chosen:
+        return None
+    columns = (
+        "method",
+        "from",
+        "tried",
+        "λ",
+        "validation accuracy, %",
+        "quaternion sparsity, %",
+        "non-zero parameters",
+    )
+    order = list(METHODS)
+    chosen.sort(key=lambda trial: (order.index(trial.method), trial.family))
+    rows = tuple(_tuned(trial, sum(_same(trial, other) for other in trials)) for trial in chosen)
+    return Table(f"lambdas-{dataset}", f"Weights of the penalties, {DATASETS[dataset]}", columns, rows)
+
+
+def _same(one: Trial, other: Trial) -> bool:
+    return (one.family, one.method) == (other.family, other.method)
+
+
+def _tuned(trial: Trial, tried: int) -> tuple[Cell, ...]:
+    shares = (number(100 * trial.val_accuracy), number(100 * trial.quaternion))
+    strength = NONE if trial.strength is None else Cell(f"{trial.strength:.4g}", trial.strength)
+    who = (word(METHODS[trial.method]), word(OURS[trial.family]))
+    return (*who, counted(tried), strength, *shares, counted(trial.nonzero_parameters))
+
+
+def provenance(found: Found) -> Table | None:
+    """All runs that the report is made from."""
+    if not found.groups:
+        return None
+    columns = ("data", "family", "method", "λ", "epochs", "seeds", "commit", "torch", "processor", "hours")
+    rows = tuple(_origin(group) for group in found.groups)
+    notes = tuple(
+        f"Family {name}: {what}." for name, what in FAMILIES.items() if name in {g.family for g in found.groups}
+    )
+    return Table("runs", "Runs", columns, rows, notes)
+
+
+def _origin(group: Group) -> tuple[Cell, ...]:
+    facts = [dict(run.environment) for run in group.runs]
+
+    def every(name: str) -> str:
+        values = dict.fromkeys(fact.get(name, "–") for fact in facts)
+        return ", ".join(_short(value) if name == "commit" else value for value in values)
+
+    strengths = dict.fromkeys("–" if run.strength is None else f"{run.strength:.4g}" for run in group.runs)
+    return (
+        word(DATASETS[group.dataset]),
+        word(group.family),
+        word(METHODS[group.method]),
+        word(", ".join(strengths)),
+        counted(group.epochs),
+        word(", ".join(str(run.run.seed) for run in group.runs)),
+        *(word(every(name)) for name in ("commit", "torch", "cpu")),
+        number(sum(run.seconds for run in group.runs) / 3600),
+    )
+
+
+def _short(commit: str) -> str:
+    return commit[:10] + ("+" if commit.endswith("+") else "")
+
+
+def sums(found: Found) -> Table | None:
+    """The SHA-256 of the data the runs saw."""
+    seen = dict.fromkeys((g.dataset, *pair) for g in found.groups for run in g.runs for pair in run.sums)
+    if not seen:
+        return None
+    rows = tuple((word(DATASETS[dataset]), word(name), word(digest)) for dataset, name, digest in seen)
+    return Table("data", "Data, SHA-256", ("data", "file", "SHA-256"), rows)

@@ -1,0 +1,210 @@
+"""The page of one run of ``quern compress``: its record, and samples if there are any, as plain values."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quern.records import DATASETS, read_json
+from quern.report._figures import Curves, Figure, Line
+from quern.report._reading import reading
+from quern.report._tables import Cell, Table, amount, number, ratio, word
+
+__all__ = ["RunPage", "compared", "read_run"]
+
+# What is compared, and with how many digits after the point.
+ROWS = (
+    ("neurons", "neurons", 0),
+    ("parameters", "parameters", 0),
+    ("bytes", "file, bytes", 0),
+    ("onnx_bytes", "ONNX file, bytes", 0),
+    ("macs", "multiply-adds, one input", 0),
+    ("latency_ms", "onnxruntime, one input, one thread, ms", 3),
+)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit of the budget, and what came of it."""
+
+    what: str
+    limit: str
+    value: str
+    met: bool
+
+
+@dataclass(frozen=True)
+class Layer:
+    name: str
+    kind: str
+    dense: int
+    small: int
+
+    @property
+    def share(self) -> float:
+        """Of its neurons, percent that are left."""
+        return 100 * self.small / self.dense if self.dense else 0.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a network says of an image."""
+
+    who: str
+    said: str
+    confidence: str
+    right: bool
+
+
+@dataclass(frozen=True)
+class Sample:
+    """An image, as base64 of a PNG file, what it is, and what the networks say."""
+
+    png: str
+    label: str
+    answers: tuple[Answer, ...]
+
+
+@dataclass(frozen=True)
+class RunPage:
+    title: str
+    summary: str
+    table: Table
+    limits: tuple[Limit, ...]
+    layers: tuple[Layer, ...]
+    curves: Figure | None
+    samples: tuple[Sample, ...]
+    command: str | None
+    facts: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+
+
+def read_run(folder: Path) -> RunPage:
+    """The page of a run in ``folder``; parts that its record does not have are empty."""
+    path = folder / "record.json"
+    record = read_json(path, "a run of quern compress", ("dense", "small", "settings", "history", "layers"))
+    with reading(path, "a run of quern compress"):
+        curves = _curves(record["history"], record["dense"])
+        limits = tuple(
+            Limit(str(a["what"]), amount(a["limit"]), amount(a["value"]), bool(a["met"]))
+            for a in record.get("budget") or ()
+        )
+        layers = tuple(
+            Layer(str(a["name"]), str(a["kind"]), int(a["dense"]), int(a["small"])) for a in record["layers"]
+        )
+        table = compared(record["dense"], record["small"])
+        title, summary = _title(record), _summary(record["dense"], record["small"])
+        command = None if record.get("command") is None else str(record["command"])
+        facts = _facts(record)
+    return RunPage(title, summary, table, limits, layers, curves, _samples(folder / "samples.json"), command, facts)
+
+
+def compared(dense: Any, small: Any) -> Table:
+    """Both networks next to each other."""
+    points = 100 * (small["test_accuracy"] - dense["test_accuracy"])
+    accuracies = [100 * n["test_accuracy"] for n in (dense, small)]
+    first = (
+        word("test accuracy"),
+        *(Cell(f"{value:.2f} %", value) for value in accuracies),
+        Cell(f"{points:+.2f} points", points),
+    )
+    rows = [
+        (word(name), number(dense[key], digits), number(small[key], digits), ratio(dense[key], small[key]))
+        for key, name, digits in ROWS
+        if key in dense and key in small
+    ]
+    return Table("compared", "Dense and compacted", ("what", "dense", "compacted", "ratio"), (first, *rows))
+
+
+def _title(record: dict[str, Any]) -> str:
+    dataset, network = record.get("dataset"), record.get("model") or "A network"
+    name = "" if dataset is None else f" for {DATASETS.get(str(dataset), Path(str(dataset)).name)}"
+    return f"{network}{name}, made small"
+
+
+def _summary(dense: Any, small: Any) -> str:
+    points = 100 * (small["test_accuracy"] - dense["test_accuracy"])
+    change = f"{abs(points):.2f} points {'higher' if points >= 0 else 'lower'}"
+    return (
+        f"{amount(small['neurons'])} of {amount(dense['neurons'])} neurons and {amount(small['parameters'])} of "
+        f"{amount(dense['parameters'])} parameters are left. "
+        f"Test accuracy is {100 * small['test_accuracy']:.2f}\u00a0%, {change} than that of the dense network."
+    )
+
+
+def _curves(history: Any, dense: Any) -> Figure | None:
+    """Accuracy, size and loss over all epochs, those of the dense network first; None without any epoch."""
+    lines = [("dense", line) for line in history["dense"]] + [(str(line["phase"]), line) for line in history["small"]]
+    if not lines:
+        return None
+    x = tuple(float(n) for n in range(1, len(lines) + 1))
+    names = [name for name, _ in lines]
+    phases = tuple((x[n], name) for n, name in enumerate(names) if not n or names[n - 1] != name)
+
+    def curve(label: str, style: str, key: str, times: float = 1.0) -> Line:
+        return Line(label, style, x, tuple(times * float(line[key]) for _, line in lines))
+
+    left = [curve("neurons", "first", "neurons_left", 100 / max(1, dense["neurons"]))]
+    if all("parameters" in line for _, line in lines):
+        left.append(curve("parameters", "second", "parameters", 100 / max(1, dense["parameters"])))
+    return Figure(
+        "curves",
+        "Epoch by epoch",
+        "The dense network is trained, then ground under the penalty, then what is left heals without it.",
+        (
+            Curves("Validation accuracy", "epoch", "%", (curve("accuracy", "first", "val_accuracy", 100.0),), phases),
+            Curves("Left of the dense network", "epoch", "%", tuple(left), phases),
+            Curves("Loss", "epoch", "loss while training", (curve("loss", "first", "loss"),), phases),
+        ),
+    )
+
+
+def _samples(path: Path) -> tuple[Sample, ...]:
+    if not path.exists():
+        return ()
+    found = read_json(path, "samples of quern compress", ("classes", "samples"))
+    with reading(path, "samples of quern compress"):
+        return tuple(_sample(sample, [str(name) for name in found["classes"]]) for sample in found["samples"])
+
+
+def _sample(sample: Any, classes: Sequence[str]) -> Sample:
+    def name(number: int) -> str:
+        return classes[number] if number < len(classes) else str(number)  # a network may have scores for more
+
+    label = int(sample["label"])
+    answers = tuple(
+        Answer(who, name(said), f"{100 * float(sample[f'{key}_confidence']):.0f}\u00a0%", said == label)
+        for who, key, said in (
+            ("dense", "dense", int(sample["dense"])),
+            ("compacted", "small", int(sample["small"])),
+        )
+    )
+    base64.b64decode(sample["png"], validate=True)  # else nothing is seen, and nobody knows why
+    return Sample(sample["png"], name(label), answers)
+
+
+def _facts(record: dict[str, Any]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+    """All that says how it was made: lists of names and values under their headings."""
+    settings = record["settings"]
+    asked = {k: v for k, v in (settings.get("budget") or {}).items() if v is not None}
+    given = {k: record[k] for k in ("dataset", "data_dir", "image_size", "model", "start") if record.get(k)}
+    parts = (
+        ("Data and network", {**given, **(record.get("options") or {})}),
+        ("Budget", asked),
+        ("Training of the dense network", settings.get("dense") or {}),
+        ("Grinding and healing", settings.get("small") or {}),
+        ("Program and machine", record.get("environment") or {}),
+        ("Data, SHA-256", record.get("sums") or {}),
+    )
+    return tuple((name, tuple((str(k), _plain(v)) for k, v in part.items())) for name, part in parts if part)
+
+
+def _plain(value: Any) -> str:
+    """A setting in words: penalties as sums, switches as yes and no."""
+    if isinstance(value, list):
+        return " + ".join(_plain(item) for item in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(item)}" for name, item in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "–" if value is None else str(value)
