@@ -287,7 +287,7 @@ def chosen(trials: Sequence[Trial], drop: float = DROP) -> dict[tuple[str, str],
         mine = [t for t in trials if (t.family, t.method) == (family, method)]
         none = next(t for t in trials if t.family == family and t.method == "none")
         good = [t for t in mine if t.val_accuracy >= none.val_accuracy - drop]
-        best = max(good, key=lambda t: (t.sparsity, t.val_accuracy), default=None)
+        best = max(good, key=lambda t: (t.sparsity, t.component_sparsity, t.val_accuracy), default=None)
         found[family, method] = best or max(mine, key=lambda t: (t.val_accuracy, t.sparsity))
     return found
 
