@@ -1,6 +1,8 @@
 """While testing, every annotated shape is checked at run time, and every example is drawn from the same seeds."""
 
+import importlib.util
 import os
+import pkgutil
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -8,7 +10,12 @@ from hypothesis import HealthCheck, settings
 if os.environ.get("QUERN_TYPECHECK") != "0":
     from jaxtyping import install_import_hook
 
-    install_import_hook("quern", "beartype.beartype")
+    found = importlib.util.find_spec("quern")
+    assert found is not None
+    places = found.submodule_search_locations
+    # Not the commands: typer hands them a context of another class than the one it has them declare.
+    checked = [f"quern.{module.name}" for module in pkgutil.iter_modules(places) if module.name != "cli"]
+    install_import_hook(checked, "beartype.beartype")
 
 import torch
 

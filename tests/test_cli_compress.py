@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from quern.cli._compress import _bytes
 from quern.errors import TrainingError
-from tests.test_cli import quern, refused, start
+from tests.commands import here, refused, start
 
 SHORT = ["--epochs", 2, "--grind", 2, "--heal", 1, "--threads", 1]
 BY_LAMBDA = [*SHORT, "--penalty", "gamma-beta", "--lambda", 30, "--lr", "0.01"]
@@ -22,14 +22,14 @@ FILES = {"history.jsonl", "result.json", "model.safetensors", "model.onnx"}
 @pytest.fixture(scope="module")
 def budget(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     folder = tmp_path_factory.mktemp("runs") / "budget"
-    return folder, *quern("compress", *SHORT, "--max-params", 4000, "--out", folder)
+    return folder, *here("compress", *SHORT, "--max-params", 4000, "--out", folder)
 
 
 @pytest.fixture(scope="module")
 def by_lambda(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     """Without a budget, and quicker."""
     folder = tmp_path_factory.mktemp("runs") / "lambda"
-    return folder, *quern("compress", *BY_LAMBDA, "--out", folder, "--json", "--quiet")
+    return folder, *here("compress", *BY_LAMBDA, "--out", folder, "--json", "--quiet")
 
 
 def test_a_run_meets_its_budget_and_says_so(budget: tuple[Path, str, str]) -> None:
@@ -72,7 +72,7 @@ def test_killed_at_a_random_moment_and_resumed_is_never_killed(
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not (folder / "record.json").exists()
-    quern("compress", "--resume", "--out", folder, "--quiet")
+    here("compress", "--resume", "--out", folder, "--quiet")
     for name in ("dense", "small"):
         ours, theirs = (load_file(run / name / "model.safetensors") for run in (folder, by_lambda[0]))
         assert ours.keys() == theirs.keys()
@@ -82,7 +82,7 @@ def test_killed_at_a_random_moment_and_resumed_is_never_killed(
 def test_a_trained_network_is_where_it_starts_and_what_is_missed_is_said(
     budget: tuple[Path, str, str], tmp_path: Path
 ) -> None:
-    out, _ = quern(
+    out, _ = here(
         "compress",
         "--start",
         budget[0] / "dense",

@@ -8,20 +8,20 @@ import torch
 
 from quern import data, io
 from quern.export import accuracy, to_onnx
-from tests.test_cli import quern, refused
+from tests.commands import here, refused
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
     options = ["--norm", "after_conv", "--penalty", "gamma-beta", "--lambda", 20, "--ramp", 0, "--lr", 1e-2]
-    quern("train", *options, "--epochs", 6, "--heal", 1, "--threads", 1, "--quiet", "--out", folder)
+    here("train", *options, "--epochs", 6, "--heal", 1, "--threads", 1, "--quiet", "--out", folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def small(run: Path) -> Path:
-    out, _ = quern("compact", run, "--out", run / "small.safetensors")
+    out, _ = here("compact", run, "--out", run / "small.safetensors")
     assert "0 of them are classified differently" in out
     return run / "small.safetensors"
 
@@ -32,7 +32,7 @@ def test_a_compacted_network_is_a_smaller_file_with_the_same_scores(run: Path, s
     torch.testing.assert_close(compacted(x), dense(x), rtol=1e-5, atol=1e-5)
     assert io.describe(small)["parameters"] < io.describe(run / "model.safetensors")["parameters"]
     assert small.stat().st_size < (run / "model.safetensors").stat().st_size
-    out, err = quern("compact", run, "--out", run / "again.safetensors", "--json")
+    out, err = here("compact", run, "--out", run / "again.safetensors", "--json")
     assert "neurons 22 ->" in err
     found = json.loads(out)
     assert found["right"][0] == found["right"][1]
@@ -41,13 +41,13 @@ def test_a_compacted_network_is_a_smaller_file_with_the_same_scores(run: Path, s
 
 
 def test_raw_images_go_into_an_onnx_file_with_the_accuracy_of_the_network(run: Path, small: Path) -> None:
-    out, _ = quern("export", small, run / "small.onnx", "--pixels", "uint8", "--int8", "--calibration", 64, "--json")
+    out, _ = here("export", small, run / "small.onnx", "--pixels", "uint8", "--int8", "--calibration", 64, "--json")
     found = json.loads(out)
     test = data.digits().test
     assert found["int8_accuracy"] == accuracy(run / "small.onnx", test.pixels, test.labels)
     assert found["accuracy"] == pytest.approx(io.describe(small)["metrics"]["test_accuracy"], abs=1 / len(test))
     assert found["int8_bytes"] == (run / "small.onnx").stat().st_size
-    out, _ = quern("export", run, run / "model.pt2")
+    out, _ = here("export", run, run / "model.pt2")
     assert str(run / "model.pt2") in out
     program = torch.export.load(run / "model.pt2").module()
     x = torch.randn(3, 1, 8, 8)
@@ -56,7 +56,7 @@ def test_raw_images_go_into_an_onnx_file_with_the_accuracy_of_the_network(run: P
 
 def test_bench_compares_a_run_with_itself_compacted(run: Path) -> None:
     options = ("--batch", 1, "--threads", 1, "--repeats", 2)
-    out, _ = quern("bench", run, *options, "--out", run / "bench.json")
+    out, _ = here("bench", run, *options, "--out", run / "bench.json")
     assert "dense" in out
     assert "compacted" in out
     record = json.loads((run / "bench.json").read_text())

@@ -41,6 +41,7 @@ def work_folder(work: Path, run: Run, settings: Settings) -> Path:
 def perform(run: Run, settings: Settings, weight: float | None, work: Path, data_dir: Path | None) -> dict[str, Any]:
     """Train a run, or go on with it, on one thread; its record, for :func:`quern.records.write`."""
     torch.set_num_threads(1)
+    environment = facts()  # of the program as it was when it began
     images = data.load(run.dataset, data_dir)
     network, dense = build(run), build(run)
     found = fit(network, images, settings, out := work_folder(work, run, settings), resume=out.is_dir())
@@ -52,7 +53,7 @@ def perform(run: Run, settings: Settings, weight: float | None, work: Path, data
         "lambda": weight,
         "images": {part: len(getattr(images, part)) for part in ("train", "val", "test")},
         "sums": images.sums,
-        "environment": facts(),
+        "environment": environment,
         "history": [_rounded(line) for line in found.history],
         "result": _result(found),
         "moduli": moduli(network, found.sparsity),
