@@ -1,0 +1,777 @@
+"""The paper's runs: planned, done, killed, gone on with, failed, in processes and on a cluster."""
+
+import io as streams
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from safetensors.numpy import load_file
+
+from quern import data, io, records
+from quern import experiments as ex
+from quern.bench import time_onnx
+from quern.errors import RecordError, Stopped, TrainingError
+from quern.experiments import _pool, _run
+from quern.export import to_onnx
+from quern.penalties import L1, L2, RQ, RQL, GammaL1, Penalty
+from quern.records import DATASETS, METHODS, PAPER, Run
+from quern.train import Settings, fit
+from tests.commands import here, quern, refused, start
+from tests.records import run_record
+
+EPOCHS = 6
+DIGITS = data.load("digits")
+LAMBDAS = {"digits": {"paper": {"rq": 100.0, "l2": 1.0}, "quern": {"rql": 80.0}}}
+PAPER_RUN, QUERN_RUN, REAL_RUN = RUNS = [
+    Run("digits", "paper", "rq", EPOCHS, 0),
+    Run("digits", "quern", "rql", EPOCHS, 0),
+    Run("digits", "real", "none", EPOCHS, 0),
+]
+QUATERNIONS = 4 * 1 * 9 + 8 * 4 * 9 + 10 * 128  # of the network for digits
+
+
+def lambdas_file(folder: Path) -> Path:
+    lines = [
+        f"[{name}.{family}]\n" + "".join(f"{k} = {v}\n" for k, v in values.items())
+        for name, families in LAMBDAS.items()
+        for family, values in families.items()
+    ]
+    path = folder / "lambdas.toml"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def timeless(record: dict[str, Any]) -> dict[str, Any]:
+    """A record without what no two runs have in common."""
+    kept = {key: value for key, value in json.loads(json.dumps(record)).items() if key not in ("environment", "run")}
+    for line in kept["history"]:
+        del line["seconds"]
+    del kept["result"]["seconds"], kept["small"]["latency_ms"], kept["dense"]["latency_ms"]
+    return kept
+
+
+# In place of the measured times, which no two runs have in common: exporting to ONNX takes longest of all.
+QUICK = """
+from types import SimpleNamespace
+from quern.experiments import _run
+_run.to_onnx = lambda *_: None
+_run.time_onnx = lambda files, _: {name: SimpleNamespace(median_ms=1.0) for name in files}
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("to_onnx", "time_onnx"):
+            patch.setattr(_run, name, getattr(_run, name))  # so that they come back
+        exec(QUICK, {})
+        yield
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[ex.Task], dict[str, dict[str, Any]]]:
+    """A run of each family, one after the other in this process."""
+    folder = tmp_path_factory.mktemp("local")
+    tasks = ex.survey(RUNS, folder / "results", folder / "work", LAMBDAS)
+    found: dict[str, dict[str, Any]] = {}
+    for task, record in ex.perform_all(tasks, folder / "results", folder / "work", jobs=1):
+        assert isinstance(record, dict), record
+        found[task.run.name] = record
+    return folder, tasks, found
+
+
+Local = tuple[Path, list[ex.Task], dict[str, dict[str, Any]]]
+
+
+# Which runs.
+
+
+def test_a_run_that_several_parts_need_is_there_once() -> None:
+    parts = [("table1", "mnist"), ("figure1", "mnist"), ("figure2", "cifar10"), ("table1", "cifar10")]
+    found = ex.runs(parts, 3)
+    assert len(found) == len(set(found))
+    assert set(ex.runs([("figure1", "mnist")], 3)) < set(ex.runs([("table1", "mnist")], 3))
+    # Table 1 has two families of five methods and a real twin, figure 2 three more methods.
+    assert len(found) == 3 * (2 * (2 * 5 + 1) + 2 * 3)
+    assert [run.seed for run in found] == sorted(run.seed for run in found)
+    assert {run.epochs for run in found if run.dataset == "mnist"} == {20}
+    assert {run.epochs for run in found if run.dataset == "cifar10"} == {12}
+
+
+def test_table_one_alone_has_the_real_twin() -> None:
+    found = ex.runs([("table1", "mnist")], 2)
+    assert {run.method for run in found} == {"none", "l2", "l1", "rq", "rql"}
+    assert [run for run in found if run.family == "real"] == [Run("mnist", "real", "none", 20, n) for n in (0, 1)]
+    for part in ("figure1", "figure2"):
+        assert {run.family for run in ex.runs([(part, "mnist")], 1)} == {"paper", "quern"}
+    assert {run.method for run in ex.runs([("figure2", "mnist")], 1)} == {"rq", "rq-bn", "rql-bn", "gamma-bn"}
+    assert ex.runs([("table2", "mnist")], 5) == []
+
+
+@settings(max_examples=20)
+@given(
+    st.sets(st.sampled_from(["paper", "quern", "real"])),
+    st.sets(st.sampled_from(sorted(METHODS))),
+    st.integers(1, 3),
+    st.one_of(st.none(), st.integers(1, 40)),
+)
+def test_what_is_not_named_is_left_out(families: set[str], methods: set[str], seeds: int, epochs: int | None) -> None:
+    parts = [("table1", "digits"), ("figure2", "digits")]
+    found = ex.runs(parts, seeds, epochs, families, methods)
+    every = ex.runs(parts, seeds, epochs)
+    assert found == [
+        run for run in every if (not families or run.family in families) and (not methods or run.method in methods)
+    ]
+    assert all(run.epochs == (epochs or 20) for run in found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (([("table1", "imagenet")], 1), "there is no data set imagenet"),
+        (([("table1", "mnist")], 1, 1, ["mine"]), "there is no family mine"),
+        (([("table1", "mnist")], 1, 1, [], ["rqq"]), "there is no method rqq"),
+    ],
+)
+def test_names_that_are_not_known_are_one_sentence(arguments: tuple[Any, ...], said: str) -> None:
+    with pytest.raises(RecordError, match=rf"{said}: choose among .*\.$"):
+        ex.runs(*arguments)
+
+
+# How they are trained.
+
+KINDS: dict[str, Callable[[float], Penalty]] = {
+    "l2": L2,
+    "l1": L1,
+    "rq": RQ,
+    "rql": RQL,
+    "rq-bn": RQ,
+    "rql-bn": RQL,
+    "gamma-bn": GammaL1,
+}
+some_epochs = st.integers(1, 500)
+
+
+@given(st.sampled_from(sorted(DATASETS)), st.sampled_from(sorted(KINDS)), some_epochs, st.integers(0, 9))
+def test_the_papers_family_is_trained_as_the_paper_did(dataset: str, method: str, epochs: int, seed: int) -> None:
+    found = ex.settings_of(Run(dataset, "paper", method, epochs, seed), 3.5)
+    assert (found.optimizer, found.schedule, found.tol) == ("adam", "constant", 1e-3)
+    assert (found.epochs, found.warmup, found.heal, found.ramp, found.compact_every) == (epochs, 0, 0, 0.0, 0)
+    assert found.penalty == (GammaL1(3.5) if method == "gamma-bn" else KINDS[method](3.5))
+    assert found.strength_at(0, 0, 10) == 1.0  # λ from the first step on
+    assert found.seed == seed
+    assert Settings.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+@given(st.sampled_from(sorted(DATASETS)), st.sampled_from(sorted(KINDS)), some_epochs)
+def test_querns_family_takes_exact_zeros_and_heals(dataset: str, method: str, epochs: int) -> None:
+    found = ex.settings_of(Run(dataset, "quern", method, epochs, 0), 3.5)
+    assert (found.optimizer, found.tol, found.compact_every) == ("proximal-adam", 0.0, 1)
+    assert found.total == epochs
+    assert found.epochs >= 1
+    assert found.heal >= 1 or epochs == 1
+    assert found.penalty == (GammaL1(3.5, with_beta=True) if method == "gamma-bn" else KINDS[method](3.5))
+    assert found.heal_dropout == (dataset == "cifar10")
+
+
+@pytest.mark.parametrize("family", ["paper", "quern", "real"])
+def test_without_a_penalty_nothing_grinds(family: str) -> None:
+    found = ex.settings_of(Run("mnist", family, "none", 20, 0), None)
+    assert (found.penalty, found.total, found.heal, found.compact_every) == (None, 20, 0, 0)
+    assert found.tol == (1e-3 if family == "paper" else 0.0)
+
+
+def test_what_the_authors_ran() -> None:
+    paper = ex.settings_of(Run("mnist", "paper", "rq", 20, 0), 1.0)
+    assert (paper.batch, paper.lr, ex.PROTOCOLS["mnist"].epochs) == (400, 2e-3, 20)
+    assert ex.settings_of(Run("mnist", "paper", "rq-bn", 20, 0), 1.0).lr == 1e-3
+    for dataset, epochs in (("mnist", 20), ("cifar10", 12), ("digits", 20)):
+        assert ex.PROTOCOLS[dataset].epochs == epochs
+    sizes = {Run("mnist", "quern", "rq", 1, 0): 11_688, Run("cifar10", "quern", "rq", 1, 0): 474_920}
+    for run, size in sizes.items():
+        assert sum(p.numel() for p in ex.build(run).parameters()) == size
+    normed = ex.build(Run("digits", "quern", "gamma-bn", 1, 0))
+    assert any("BatchNorm" in type(layer).__name__ for layer in normed.modules())
+
+
+def test_a_network_is_drawn_from_its_seed() -> None:
+    first, again, other = (ex.build(Run("digits", "quern", "rq", 1, seed)).state_dict() for seed in (3, 3, 4))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+# The weights of the penalties.
+
+
+def test_every_run_of_an_experiment_has_a_weight() -> None:
+    for dataset in DATASETS:
+        for run in ex.runs([(name, dataset) for name in ex.EXPERIMENTS], 1):
+            weight = ex.lambda_of(run, ex.read_lambdas())
+            assert weight is None if run.method == "none" else weight is not None and weight > 0
+            ex.settings_of(run, weight)
+
+
+def test_weights_are_read_from_a_file(tmp_path: Path) -> None:
+    assert ex.read_lambdas(lambdas_file(tmp_path)) == LAMBDAS
+    assert ex.lambda_of(PAPER_RUN, LAMBDAS) == 100.0
+    assert ex.lambda_of(REAL_RUN, LAMBDAS) is None
+    run = Run("mnist", "quern", "gamma-bn", 1, 0)
+    with pytest.raises(RecordError, match="quern tune --dataset mnist --family quern --method gamma-bn"):
+        ex.lambda_of(run, LAMBDAS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[digits", "digits = 1", "[digits]\npaper = 1", "[digits.paper.rq]\nx = 1", "[digits.paper]\nrq = -1"),
+        *(
+            "[digits.paper]\nrq = 0",
+            "[digits.paper]\nrq = nan",
+            "[digits.paper]\nrq = inf",
+            "[digits.paper]\nrq = true",
+        ),
+        *("[digits.paper]\nrq = '1'", "[digits.paper]\nrqq = 1", "[digits.mine]\nrq = 1", "[imagenet.paper]\nrq = 1"),
+        "\xff",
+    ],
+)
+def test_a_file_without_weights_is_one_sentence(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "lambdas.toml"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(RecordError) as caught:
+        ex.read_lambdas(path)
+    said = str(caught.value)
+    assert said.startswith(f"{path} does not hold weights of penalties: ")
+    assert said.endswith(".")
+    assert "\n" not in said
+    with pytest.raises(RecordError, match=r"No such file"):
+        ex.read_lambdas(tmp_path / "nowhere.toml")
+
+
+# One run, against numpy.
+
+
+def raw_weights(task: ex.Task) -> list[np.ndarray]:
+    """The quaternion weights in the file of the network: a row for each component."""
+    found = load_file(task.folder / "model.safetensors")
+    return [w.reshape(4, -1) for name, w in found.items() if name.endswith("weight") and w.ndim > 2]
+
+
+def accuracy_by_hand(network: torch.nn.Module) -> float:
+    test = DIGITS.test
+    x = (test.pixels.float() / 16 - torch.tensor(DIGITS.mean)) / torch.tensor(DIGITS.std)
+    with torch.no_grad():
+        scores = network.eval()(x)
+    return float(np.mean(scores.numpy().argmax(1) == test.labels.numpy()))
+
+
+@pytest.mark.parametrize("which", range(3), ids=["paper", "quern", "real"])
+def test_a_record_has_all_its_parts_and_is_small(local: Local, which: int) -> None:
+    folder, tasks, found = local
+    task = tasks[which]
+    record = found[task.run.name]
+    path = records.record_path(folder / "results", task.run)
+    assert records.read_record(path) == json.loads(json.dumps({"run": vars(task.run), **record}))
+    assert path.stat().st_size < 20_000
+    assert record["images"] == {"train": 1237, "val": 200, "test": 360}
+    assert record["sums"] == DIGITS.sums
+    assert record["lambda"] == task.weight
+    assert record["model"] == ("digits_cnn" if task.run.family == "real" else "digits_qcnn")
+    assert record["environment"]["threads"] == 1
+    assert [line["epoch"] for line in record["history"]] == list(range(1, EPOCHS + 1))
+    assert Settings.from_dict(record["settings"]) == task.settings
+    for part in ("small", "dense"):
+        assert record[part]["bytes"] > 1000
+        assert record[part]["parameters"] >= record[part]["nonzero_parameters"] > 0
+    assert record["dense"]["parameters"] == sum(p.numel() for p in ex.build(task.run).parameters())
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["paper", "quern"])
+def test_the_zeros_of_a_record_are_those_in_its_network(local: Local, which: int) -> None:
+    _, tasks, found = local
+    record, tol = found[tasks[which].run.name], (1e-3, 0.0)[which]
+    rows = np.concatenate(raw_weights(tasks[which]), 1)
+    left = np.abs(rows) > tol
+    sparsity = record["result"]["sparsity"]
+    assert sparsity["tol"] == tol
+    assert sparsity["component_sparsity"] == (4 * QUATERNIONS - left.sum()) / (4 * QUATERNIONS)
+    assert sparsity["quaternion_sparsity"] == (QUATERNIONS - left.any(0).sum()) / QUATERNIONS
+    assert sum(layer["quaternions"] for layer in sparsity["layers"]) == QUATERNIONS
+    assert 0.05 < sparsity["component_sparsity"] < 1  # or there would be nothing to see
+    if which == 1:  # whole neurons were removed, which count as zeros
+        assert rows.shape[1] < QUATERNIONS
+        assert sparsity["neurons_left"] < sparsity["neurons"] == 22
+    moduli = record["moduli"]
+    assert sum(moduli["counts"]) + moduli["zeros"] == QUATERNIONS
+    sizes = np.sqrt((rows.astype(np.float64) ** 2).sum(0))
+    alive = sizes[sizes > 0]
+    assert moduli["zeros"] == QUATERNIONS - len(alive)
+    inner = 10.0 ** np.array(moduli["edges"][1:-1])
+    expected = np.bincount(np.searchsorted(inner, alive, side="right"), minlength=len(inner) + 1)
+    assert np.abs(np.array(moduli["counts"]) - expected).sum() <= 2  # an edge may fall on either side
+
+
+@pytest.mark.parametrize("which", range(3), ids=["paper", "quern", "real"])
+def test_the_accuracies_of_a_record_are_those_of_its_network(local: Local, which: int) -> None:
+    """Also that of the small one: setting to zero by hand, and removing nothing, answers the same."""
+    _, tasks, found = local
+    record = found[tasks[which].run.name]
+    network = io.load(tasks[which].folder / "model.safetensors")
+    assert record["result"]["test_accuracy"] == accuracy_by_hand(network)
+    assert record["result"]["test_accuracy"] > 0.2
+    with torch.no_grad():
+        for name, p in network.named_parameters():
+            if name.endswith("weight") and p.dim() > 2:
+                p[p.abs() <= record["settings"]["tol"]] = 0
+    assert record["small"]["test_accuracy"] == accuracy_by_hand(network)
+    assert record["small"]["nonzero_parameters"] == sum(int((p != 0).sum()) for p in network.parameters())
+
+
+def test_the_history_of_a_record_ends_where_its_result_is(local: Local) -> None:
+    for record in local[2].values():
+        best = record["history"][record["result"]["best_epoch"] - 1]
+        assert best["val_accuracy"] == pytest.approx(record["result"]["val_accuracy"], rel=1e-5)
+        for what in ("component_sparsity", "quaternion_sparsity"):
+            assert best[what] == pytest.approx(record["result"]["sparsity"][what], rel=1e-5)
+    phases = [line["phase"] for line in local[2][QUERN_RUN.name]["history"]]
+    assert phases == ["grind"] * 4 + ["heal"] * 2
+
+
+@pytest.mark.parametrize("run", [Run("digits", "quern", "rql", 1, 0), Run("digits", "paper", "rql", 1, 0)])
+def test_a_penalty_that_leaves_nothing_still_gives_a_record(run: Run, tmp_path: Path) -> None:
+    found = ex.perform(run, ex.settings_of(run, 1e6), 1e6, tmp_path, None)
+    assert found["small"]["test_accuracy"] <= 1
+    records.write(tmp_path, run, found)
+    assert len(list(records.read(tmp_path))) == 1
+
+
+# Again, killed, with other settings.
+
+ONE = ["--dataset", "digits", "--epochs", EPOCHS, "--family", "quern", "--method", "rql", "--jobs", 1]
+
+
+def test_killed_in_the_middle_it_goes_on(local: Local, tmp_path: Path) -> None:
+    results, work = tmp_path / "results", tmp_path / "work"
+    places = ["--results", results, "--work", work, "--lambdas", lambdas_file(tmp_path)]
+    process = start("reproduce", "table1", *ONE, *places)
+    [task] = ex.survey([QUERN_RUN], results, work, LAMBDAS)
+    while not (task.folder / "history.jsonl").exists() and process.poll() is None:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, (out, err)
+    done = [json.loads(line) for line in (task.folder / "history.jsonl").read_text().splitlines()]
+    assert 1 <= task.epoch == len(done) < EPOCHS
+    out, _ = here("reproduce", "table1", *ONE, *places, "--dry-run")
+    assert f"{QUERN_RUN.name}, λ = 80: {len(done)} of {EPOCHS} epochs done" in out
+    assert list(records.read(results)) == []
+    here("reproduce", "table1", *ONE, *places)
+    [(run, record)] = records.read(results)
+    assert run == QUERN_RUN
+    assert timeless(record) == timeless(local[2][QUERN_RUN.name])
+    kept = [line["seconds"] for line in record["history"][: len(done)]]
+    assert kept == pytest.approx([line["seconds"] for line in done], rel=1e-5)  # they were not done again
+
+
+def test_what_is_recorded_is_not_run_again_unless_its_weight_changed(local: Local, tmp_path: Path) -> None:
+    folder, _, _ = local
+    results, work = folder / "results", tmp_path / "work"
+    before = {path: path.stat().st_mtime_ns for path in results.rglob("*.json")}
+    tasks = ex.survey(RUNS, results, work, LAMBDAS)
+    assert all(task.record is not None for task in tasks)
+    assert [task.epoch for task in tasks] == [EPOCHS] * 3
+    assert list(ex.perform_all(tasks, results, work)) == []
+    assert {path: path.stat().st_mtime_ns for path in results.rglob("*.json")} == before
+    assert not work.exists()
+    other = {"digits": {**LAMBDAS["digits"], "quern": {"rql": 81.0}}}
+    assert [task.record is None for task in ex.survey(RUNS, results, work, other)] == [False, True, False]
+    changed = [task.folder for lambdas in (LAMBDAS, other) for task in ex.survey([QUERN_RUN], results, work, lambdas)]
+    assert changed[0] != changed[1]  # nor does it go on from the other's checkpoint
+
+
+def test_a_record_with_another_weight_is_replaced(
+    local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = local[2][QUERN_RUN.name]
+    other = ex.settings_of(QUERN_RUN, 1.0).to_dict()
+    records.write(tmp_path, QUERN_RUN, {**old, "lambda": 1.0, "settings": other})
+    monkeypatch.setattr(_pool, "perform", lambda *_: old)
+    for _ in ex.perform_all(ex.survey([QUERN_RUN], tmp_path, tmp_path, LAMBDAS), tmp_path, tmp_path, jobs=1):
+        pass
+    [(_, record)] = records.read(tmp_path)
+    assert record["lambda"] == 80.0
+
+
+def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(local: Local, tmp_path: Path) -> None:
+    folder, _, _ = local
+    places = ["--results", folder / "results", "--work", tmp_path / "work", "--lambdas", lambdas_file(tmp_path)]
+    some = ["--dataset", "digits", "--epochs", EPOCHS, "--method", "rql", "--method", "none", "--family", "quern"]
+    out, err = here("reproduce", "table1", *some, *places, "--dry-run", "--jobs", 1)
+    assert err == ""
+    took = np.mean([line["seconds"] for line in local[2][QUERN_RUN.name]["history"]])
+    minutes, seconds = divmod(round(took * EPOCHS), 60)
+    assert out.splitlines() == [
+        f"digits/quern-none-{EPOCHS}-0: to do",
+        f"digits/quern-rql-{EPOCHS}-0, λ = 80: recorded",
+        f"1 of 2 runs to do, 1 at a time: about {minutes}:{seconds:02d}",
+    ]
+    assert not (tmp_path / "work").exists()
+    out, _ = here("reproduce", "all", "--dry-run", "--seeds", 5, "--results", tmp_path / "none", "--jobs", 2)
+    # MNIST: 11 runs of 20 epochs and 12 s; CIFAR-10: 11 and 6 more of 12 epochs and 140 s; on two cores.
+    whole = 5 * (11 * 20 * 12 + (11 + 6) * 12 * 140) / 2
+    assert f"{5 * (11 + 11 + 6)} of 140 runs to do, 2 at a time: about {whole // 3600:.0f}:" in out
+    assert out.count("to do\n") == 140
+    assert "mnist/table2: steps of all methods timed in turn" in out
+    assert not (tmp_path / "none").exists()
+
+
+def test_records_of_the_same_seed_are_the_same(local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one measures times, too."""
+    _, tasks, found = local
+    monkeypatch.setattr(_run, "to_onnx", to_onnx)
+    monkeypatch.setattr(_run, "time_onnx", time_onnx)
+    again = ex.perform(REAL_RUN, tasks[2].settings, None, tmp_path, None)
+    assert timeless(again) == timeless(found[REAL_RUN.name])
+    for part in ("small", "dense"):
+        assert 0 < again[part]["latency_ms"] < 1000
+        assert again[part]["latency_ms"] != 1.0
+
+
+# Several at once.
+
+
+def quick_perform(*call: Any) -> Any:
+    """In a worker that has not been told."""
+    exec(QUICK, {})
+    return _pool._perform(*call)
+
+
+def test_two_at_once_give_the_same_and_one_that_fails_ends_no_other(
+    local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_pool, "_perform", quick_perform)
+    bad = Run("digits", "paper", "l2", EPOCHS, 0)
+    tasks = ex.survey([bad, PAPER_RUN, QUERN_RUN], tmp_path / "results", tmp_path / "work", LAMBDAS)
+    tasks[0].folder.parent.mkdir(parents=True)
+    tasks[0].folder.write_text("a file where its folder should be")
+    done = ex.perform_all(tasks, tmp_path / "results", tmp_path / "work", jobs=2)
+    found = {task.run: what for task, what in done}
+    assert found.keys() == {bad, PAPER_RUN, QUERN_RUN}
+    assert "could not be written" in str(found[bad])
+    recorded = dict(records.read(tmp_path / "results"))
+    assert recorded.keys() == {PAPER_RUN, QUERN_RUN}
+    for run, record in recorded.items():
+        assert timeless(record) == timeless(local[2][run.name])
+        assert record["environment"]["threads"] == 1
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, local: Local, failing: Run, reason: BaseException) -> list[Run]:
+    """Runs that take no time, of which one fails; the list of those that were begun."""
+    begun: list[Run] = []
+
+    def perform(run: Run, *_: object) -> dict[str, Any]:
+        begun.append(run)
+        if run == failing:
+            raise reason
+        return local[2][QUERN_RUN.name]
+
+    monkeypatch.setattr(_pool, "perform", perform)
+    return begun
+
+
+SOME = ["--dataset", "digits", "--epochs", EPOCHS, "--method", "none", "--jobs", 1]
+
+
+@pytest.mark.parametrize(
+    "reason", [TrainingError("the loss is nan."), OSError(28, "No space left on device"), ValueError("a bug")]
+)
+def test_the_command_names_what_failed_and_keeps_the_rest(
+    local: Local,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reason: Exception,
+) -> None:
+    failing = Run("digits", "paper", "none", EPOCHS, 0)
+    pretend(monkeypatch, local, failing, reason)
+    places = ["--results", tmp_path / "results", "--work", tmp_path / "work"]
+    out, err = here("reproduce", "table1", *SOME, *places, code=1)
+    assert err.splitlines()[-1].startswith(f"quern: 1 of 3 runs failed; the first, {failing.name}: ")
+    assert str(reason) in err.splitlines()[-1]
+    assert {run.family for run, _ in records.read(tmp_path / "results")} == {"quern", "real"}
+    assert "1/1" in out
+    assert ("Traceback" in err) == isinstance(reason, (OSError, ValueError))  # not ours to explain: it is shown
+
+
+def test_a_signal_ends_all_runs_not_one(local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = Stopped("stopped by SIGTERM: epoch 1.", signal.SIGTERM)
+    begun = pretend(monkeypatch, local, Run("digits", "quern", "none", EPOCHS, 0), stopped)
+    places = ["--results", tmp_path / "results", "--work", tmp_path / "work"]
+    _, err = here("reproduce", "table1", *SOME, *places, code=128 + signal.SIGTERM)
+    assert [run.family for run in begun] == ["paper", "quern"]
+    assert "stopped by SIGTERM: all epochs so far are saved, and the same command goes on." in err
+    assert [run.family for run, _ in records.read(tmp_path / "results")] == ["paper"]
+
+
+def test_a_process_that_is_killed_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = ex.survey(RUNS[:2], tmp_path / "results", tmp_path / "work", LAMBDAS)
+    monkeypatch.setattr(_pool, "_perform", _die)
+    with pytest.raises(RecordError, match=r"ended from outside.*the same command goes on"):
+        list(ex.perform_all(tasks, tmp_path / "results", tmp_path / "work", jobs=2))
+
+
+def _die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# A cluster.
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from distributed import LocalCluster
+
+    options: dict[str, Any] = {"processes": True, "dashboard_address": None}
+    with LocalCluster(n_workers=2, threads_per_worker=1, **options) as found:
+        yield found
+
+
+def test_a_cluster_gives_the_same_records(local: Local, cluster: Any, tmp_path: Path) -> None:
+    from distributed import Client
+
+    tasks = ex.survey(RUNS, tmp_path / "results", tmp_path / "work", LAMBDAS)
+    with Client(cluster.scheduler_address, set_as_default=False) as client:
+        client.run(exec, QUICK, {})
+        client.get_task_stream()  # from here on it is kept
+        options: dict[str, Any] = {"backend": "dask", "address": cluster.scheduler_address}
+        done = list(ex.perform_all(tasks, tmp_path / "results", tmp_path / "work", **options))
+        stream: Any = client.get_task_stream()
+        asked: Any = client.run(os.getpid)
+    processes = set(asked.values())
+    assert len(done) == 3
+    for run, record in records.read(tmp_path / "results"):
+        assert timeless(record) == timeless(local[2][run.name])
+    assert len(processes) == 2
+    assert os.getpid() not in processes
+    workers = [task["worker"] for task in stream if task["key"].startswith("_perform")]
+    assert len(workers) == 3
+    assert len(set(workers)) == 2
+
+
+def test_the_command_takes_a_cluster(local: Local, cluster: Any, tmp_path: Path) -> None:
+    places = ["--results", tmp_path / "results", "--work", tmp_path / "work"]
+    options = ["--dataset", "digits", "--epochs", EPOCHS, "--family", "real", "--backend", "dask"]
+    _, err = quern("reproduce", "table1", *options, "--address", cluster.scheduler_address, *places)
+    assert f"{REAL_RUN.name}: " in err
+    [(run, record)] = records.read(tmp_path / "results")
+    assert run == REAL_RUN
+    assert timeless(record) == timeless(local[2][REAL_RUN.name])
+
+
+def test_workers_without_quern_are_one_sentence(cluster: Any, tmp_path: Path) -> None:
+    from distributed import Client
+
+    tasks = ex.survey([PAPER_RUN], tmp_path / "results", tmp_path / "work", LAMBDAS)
+    options: dict[str, Any] = {"backend": "dask", "address": cluster.scheduler_address}
+    with Client(cluster.scheduler_address, set_as_default=False) as client:
+        client.run(exec, "import sys; sys.modules['quern.experiments'] = None", {})
+        try:
+            with pytest.raises(RecordError, match=rf"workers at {cluster.scheduler_address} have no quern .*\.$"):
+                list(ex.perform_all(tasks, tmp_path / "results", tmp_path / "work", **options))
+        finally:
+            client.run(exec, "import sys; del sys.modules['quern.experiments']", {})
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nowhere", "tcp://", "foo://127.0.0.1:80"])
+def test_an_address_where_nothing_is_is_one_sentence(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _pool.ANSWER <= 10
+    monkeypatch.setattr(_pool, "ANSWER", 1)
+    started = time.monotonic()
+    options = [*SOME, "--results", tmp_path / "r", "--work", tmp_path / "w", "--backend", "dask"]
+    said = refused("reproduce", "table1", *options, "--address", address)
+    assert f"there is no Dask scheduler at {address}" in said
+    assert time.monotonic() - started < 15
+    assert list(records.read(tmp_path / "r")) == []
+
+
+# What is seen.
+
+
+def rendered(table: Any) -> str:
+    console = Console(file=streams.StringIO(), width=250, color_system=None)
+    console.print(table)
+    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_the_board_has_means_and_deviations_next_to_the_papers_numbers(tmp_path: Path) -> None:
+    runs = [Run("mnist", "quern", method, 20, seed) for method in ("rq", "none") for seed in range(3)]
+    tasks = ex.survey(runs, tmp_path, tmp_path / "work", {"mnist": {"quern": {"rq": 1.0}}})
+    shares = {"test_accuracy": [0.971, 0.9655, 0.9702], "quaternion_sparsity": [0.5, 0.61, 0.58]}
+    shares["component_sparsity"] = [0.7, 0.71, 0.75]
+    done = {
+        run.name: run_record("mnist", "quern", "rq", run.seed, 20, **{what: v[run.seed] for what, v in shares.items()})
+        for run in runs[:3]
+    }
+    done[runs[3].name] = run_record("mnist", "quern", "none", 0, 20, test_accuracy=0.9)
+    (tasks[4].folder).mkdir(parents=True)
+    (tasks[4].folder / "history.jsonl").write_text("{}\n{}\n")
+    _, rq, none = rendered(ex.board(tasks, done)).splitlines()
+    for values in shares.values():
+        percent = 100 * np.array(values)
+        assert f"{percent.mean():.2f} ± {percent.std(ddof=1):.2f}" in rq
+    assert "3/3" in rq
+    assert "96.81 | 68.40 | 53.82" in rq
+    assert "1/3" in none
+    assert " 90.00 " in none
+    assert "98.95 | 1.71 | 0.00" in none
+    assert "seed 1: 2/20" in none
+    assert "seed 2" not in none
+
+
+def test_the_board_without_records_or_papers_numbers(tmp_path: Path) -> None:
+    runs = [Run("digits", "paper", "none", 20, 0), Run("mnist", "real", "none", 20, 0)]
+    runs.append(Run("mnist", "paper", "gamma-bn", 20, 0))
+    tasks = ex.survey(runs, tmp_path, tmp_path / "work", ex.read_lambdas())
+    for line in rendered(ex.board(tasks, {})).splitlines()[1:]:
+        assert "0/1" in line
+        assert "|" not in line
+    assert PAPER["mnist"].keys() >= {"test_accuracy", "component_sparsity", "quaternion_sparsity"}
+
+
+# Table 2.
+
+
+def test_steps_of_all_methods_are_timed(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    path = ex.time_steps("digits", tmp_path / "results", rounds=2)
+    assert path == tmp_path / "results" / "digits" / "table2.json"
+    found = json.loads(path.read_text())
+    assert (found["dataset"], found["rounds"], found["batch"]) == ("digits", 2, 64)
+    assert found["environment"]["threads"] == 1
+    rows = {(row["family"], row["method"]): row for row in found["rows"]}
+    methods = ("none", "l2", "l1", "rq", "rql")
+    assert list(rows) == [(family, method) for family in ("paper", "quern") for method in methods]
+    for row in rows.values():
+        assert row["median_ms"] > 0
+        assert row["ratio"] > 0
+    assert rows["paper", "none"]["ratio"] == rows["quern", "none"]["ratio"] == 1.0
+    assert torch.get_num_threads() == threads
+
+
+def test_the_command_times_every_data_set_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[tuple[object, ...]] = []
+    monkeypatch.setattr(ex, "time_steps", lambda *given: timed.append(given) or tmp_path / "table2.json")
+    twice = ["--dataset", "digits", "--dataset", "digits", "--results", tmp_path / "results"]
+    _, err = here("reproduce", "table2", *twice)
+    assert timed == [("digits", tmp_path / "results", None)]
+    assert f"in {tmp_path / 'table2.json'}" in err
+
+
+# What counts as zero.
+
+
+@pytest.mark.parametrize("tol", [0.0, 1e-3, 0.05])
+def test_a_training_reports_zeros_up_to_tol(tol: float, tmp_path: Path) -> None:
+    how = Settings(epochs=2, penalty=RQ(100.0), optimizer="adam", batch=64, lr=5e-3, ramp=0.0, tol=tol)
+    network = ex.build(PAPER_RUN)
+    result = fit(network, DIGITS, how, tmp_path / "run")
+    found = load_file(tmp_path / "run" / "model.safetensors")
+    rows = np.concatenate([w.reshape(4, -1) for name, w in found.items() if name.endswith("weight")], 1)
+    zero = np.abs(rows) <= tol
+    assert result.sparsity.component_sparsity == result.history[-1]["component_sparsity"] == zero.mean()
+    assert result.sparsity.quaternion_sparsity == result.history[-1]["quaternion_sparsity"] == zero.all(0).mean()
+    assert result.sparsity.tol == tol
+    assert (zero.mean() > 0) == (tol > 0)
+    assert (rows == 0).sum() == 0  # nothing was changed in the network
+
+
+@pytest.mark.parametrize("tol", [-1e-9, float("nan"), float("inf")])
+def test_a_tol_that_is_none_is_one_sentence(tol: float) -> None:
+    with pytest.raises(TrainingError, match=rf"tol is {tol}, but .*\.$"):
+        Settings(tol=tol)
+
+
+def test_the_command_to_train_takes_tol(tmp_path: Path) -> None:
+    common = ["--epochs", 1, "--penalty", "rq", "--lambda", 100, "--optimizer", "adam", "--ramp", 0, "--threads", 1]
+    out, err = quern("train", *common, "--tol", "0.01", "--out", tmp_path / "run", "--json")
+    found = load_file(tmp_path / "run" / "model.safetensors")
+    rows = np.concatenate([w.reshape(4, -1) for name, w in found.items() if name.endswith("weight")], 1)
+    share = (np.abs(rows) <= 0.01).mean()
+    assert json.loads(out)["sparsity"]["component_sparsity"] == share > 0
+    assert f"up to 0.01: {share:.1%} of components" in err
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["settings"]["tol"] == 0.01
+
+
+# What the command refuses.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--dataset", "imagenet"], "there is no data set imagenet"),
+        (["--seeds", 0], "--seeds is 0"),
+        (["--seeds", -3], "--seeds is -3"),
+        (["--epochs", 0], "--epochs is 0"),
+        (["--jobs", 0], "--jobs is 0"),
+        (["--family", "mine"], "there is no family mine"),
+        (["--method", "rqq"], "there is no method rqq"),
+        (["--family", "real", "--method", "rq"], "table1 has no such runs"),
+        (["--address", "tcp://127.0.0.1:1"], "--address is of a cluster: say --backend dask"),
+        (["--lambdas", "nowhere.toml"], "nowhere.toml does not hold weights"),
+    ],
+)
+def test_what_cannot_be_reproduced_is_one_sentence(
+    arguments: list[object],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    dataset = [] if "--dataset" in arguments else ["--dataset", "digits"]
+    assert said in refused("reproduce", "table1", *dataset, *arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["file", "file/deeper", "/proc/none", "/dev/null"])
+def test_a_folder_that_cannot_be_written_to_is_found_before_the_first_run(
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    local: Local,
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    begun = pretend(monkeypatch, local, REAL_RUN, TrainingError("no."))
+    options = ["--results", tmp_path / place, "--work", tmp_path / "work"]
+    said = refused("reproduce", "table1", *SOME, *options)
+    assert "cannot be written to" in said
+    assert begun == []
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_work_folder_that_cannot_be_written_to_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    options = ["--family", "real", "--results", tmp_path / "results", "--work", tmp_path / "file"]
+    _, err = here("reproduce", "table1", *SOME, *options, code=1)
+    assert "could not be written" in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"run": {}}'])
+def test_a_damaged_record_is_one_sentence(text: str, local: Local, tmp_path: Path) -> None:
+    path = records.write(tmp_path, REAL_RUN, local[2][REAL_RUN.name])
+    path.write_text(text)
+    options = [*SOME, "--family", "real", "--results", tmp_path, "--work", tmp_path / "work"]
+    assert str(path) in refused("reproduce", "table1", *options)
+    path.write_text(json.dumps({**local[2][REAL_RUN.name], "run": vars(REAL_RUN), "settings": {"lr": -1.0}}))
+    assert str(path) in refused("reproduce", "table1", *options)
+    assert not (tmp_path / "work").exists()

@@ -1,0 +1,458 @@
+"""Tuning: never on test images, with the same budget for every method, stopped, shared and gone on with."""
+
+import json
+import math
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quern import data, tune
+from quern.data import Images, ImageSet
+from quern.errors import RecordError
+from quern.experiments import read_lambdas
+from quern.tune import RANGES, Short, Trial, chosen, front, next_weight, write_lambdas, write_trials
+from tests.commands import here, refused
+
+SHORT = Short(images=128, batch=64, epochs=1)
+DIGITS = data.load("digits")
+
+
+def tuned(storage: Path, trials: int = 3, methods: tuple[str, ...] = ("rql",), **options: Any) -> list[Trial]:
+    return tune.tune("digits", ["quern"], methods, storage, trials, SHORT, **options)
+
+
+def trial(
+    accuracy: float, sparsity: float, method: str = "rq", weight: float | None = 1.0, family: str = "quern"
+) -> Trial:
+    return Trial(family, method, weight, accuracy, sparsity, sparsity, sparsity / 2, 100)
+
+
+def none(accuracy: float, family: str = "quern") -> Trial:
+    return trial(accuracy, 0.0, "none", None, family)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """The λs of the trials that are really run from here on."""
+    tried: list[float | None] = []
+    real = tune.try_weight
+
+    def spy(images: ImageSet, run: Any, weight: float | None, *rest: Any) -> Trial:
+        tried.append(weight)
+        return real(images, run, weight, *rest)
+
+    monkeypatch.setattr(tune, "try_weight", spy)
+    return tried
+
+
+# The test set.
+
+
+class Forbidden(Images):
+    """Images that nobody may look at, not even to count them."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("pixels", "labels"):
+            raise AssertionError(f"the test set's {name} were looked at")
+        return super().__getattribute__(name)
+
+
+def loading(monkeypatch: pytest.MonkeyPatch, test: Images) -> None:
+    monkeypatch.setattr(data, "load", lambda *_: replace(DIGITS, test=test))
+
+
+def test_test_images_are_never_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forbidden = object.__new__(Forbidden)
+    with pytest.raises(AssertionError, match="looked at"):
+        len(forbidden)
+    loading(monkeypatch, forbidden)
+    methods = ("l2", "rq", "gamma-bn")
+    found = tune.tune("digits", ["paper", "quern"], methods, tmp_path / "journal", 2, SHORT)
+    assert len(found) == 2 * (1 + 3 * 2)
+    write_lambdas(tmp_path / "lambdas.toml", "digits", found)
+    write_trials(tmp_path, "digits", found, SHORT)
+
+
+def test_other_test_images_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tuned(tmp_path / "journal")
+    noise = torch.randint(0, 17, DIGITS.test.pixels.shape, dtype=torch.uint8)
+    loading(monkeypatch, Images(noise, torch.zeros_like(DIGITS.test.labels)))
+    assert tuned(tmp_path / "other") == found
+
+
+def test_validation_images_are_what_it_goes_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counterpart: with labels that are all wrong the accuracy is what is left of it."""
+    found = tuned(tmp_path / "journal", 1)
+    wrong = Images(DIGITS.val.pixels, (DIGITS.val.labels + 5) % 10)
+    monkeypatch.setattr(data, "load", lambda *_: replace(DIGITS, val=wrong))
+    other = tuned(tmp_path / "other", 1)
+    assert [t.quaternion_sparsity for t in found] == [t.quaternion_sparsity for t in other]
+    assert [t.val_accuracy for t in found] != [t.val_accuracy for t in other]
+
+
+def test_a_trial_trains_on_as_many_images_as_were_asked_for() -> None:
+    few = tune.without_test(DIGITS, 128)
+    assert len(few.train) == 128
+    assert few.test is few.val is DIGITS.val
+    places = np.linspace(0, len(DIGITS.train) - 1, 128).round().astype(int)
+    assert np.array_equal(few.train.pixels.numpy(), DIGITS.train.pixels.numpy()[places])
+    assert np.array_equal(few.train.labels.numpy(), DIGITS.train.labels.numpy()[places])
+    assert len(tune.without_test(DIGITS, 10**6).train) == len(DIGITS.train)
+
+
+# What is chosen.
+
+shares = st.integers(0, 4).map(lambda n: n / 4)
+some_trials = st.lists(st.tuples(shares, shares), min_size=1, max_size=8)
+
+
+@given(some_trials)
+def test_the_front_is_what_nothing_beats(values: list[tuple[float, float]]) -> None:
+    trials = [trial(a, s, weight=float(n + 1)) for n, (a, s) in enumerate(values)]
+    table = np.array(values)
+    better = (table[None] >= table[:, None]).all(2) & (table[None] > table[:, None]).any(2)
+    expected = set(np.flatnonzero(better.sum(1) == 0).tolist())
+    found = front(trials)
+    assert {trials.index(one) for one in found} == expected
+    assert [one.sparsity for one in found] == sorted(one.sparsity for one in found)
+
+
+@given(some_trials, shares, st.sampled_from([0.0, 0.25, 0.5]))
+def test_the_sparsest_within_the_drop_is_chosen_or_the_most_accurate(
+    values: list[tuple[float, float]], base: float, drop: float
+) -> None:
+    trials = [trial(a, s, weight=float(n + 1)) for n, (a, s) in enumerate(values)]
+    [(key, best)] = chosen([none(base), *trials, none(0.0, "paper")], drop).items()
+    assert key == ("quern", "rq")
+    good = [(s, a) for a, s in values if a >= base - drop]
+    if good:
+        assert (best.sparsity, best.val_accuracy) == sorted(good)[-1]
+    else:
+        assert (best.val_accuracy, best.sparsity) == sorted(values)[-1]
+
+
+def test_each_family_is_measured_against_its_own_network_without_penalty() -> None:
+    both = [none(0.9), none(0.5, "paper")]
+    both += [trial(a, s, family=family) for family in ("quern", "paper") for a, s in ((0.895, 0.2), (0.5, 0.8))]
+    picked = chosen(both)
+    assert picked["quern", "rq"].sparsity == 0.2
+    assert picked["paper", "rq"].sparsity == 0.8
+
+
+def test_a_penalty_on_neurons_is_judged_by_neurons() -> None:
+    assert trial(0.9, 0.6, "gamma-bn").sparsity == 0.3
+    assert trial(0.9, 0.6, "rq-bn").sparsity == 0.6
+
+
+# Studies.
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Trial]]:
+    path = tmp_path_factory.mktemp("tune") / "deep" / "journal"
+    return path, tuned(path, 4, ("l2", "rql"))
+
+
+def test_every_method_has_its_trials_spread_over_its_range(journal: tuple[Path, list[Trial]]) -> None:
+    _, found = journal
+    assert [(t.family, t.method) for t in found] == [("quern", "none")] + [
+        ("quern", method) for method in ("l2", "rql") for _ in range(4)
+    ]
+    assert found[0].weight is None
+    for method in ("l2", "rql"):
+        weights = [t.weight for t in found if t.method == method and t.weight is not None]
+        low, high = RANGES[method]
+        assert weights[:2] == [low, high]
+        assert all(low <= weight <= high for weight in weights)
+        assert len(set(weights)) == 4
+
+
+def test_a_trial_is_a_training_on_fewer_images(journal: tuple[Path, list[Trial]]) -> None:
+    from quern.penalties import RQL
+    from quern.train import Settings, fit
+
+    found = next(t for t in journal[1] if t.method == "rql")
+    assert found.weight is not None
+    torch.manual_seed(0)
+    from quern.models import digits_qcnn
+
+    network = digits_qcnn().train()
+    settings = Settings(epochs=1, batch=64, lr=5e-3, heal_dropout=False, compact_every=1, penalty=RQL(found.weight))
+    result = fit(network, tune.without_test(DIGITS, 128), settings)
+    assert (result.val_accuracy, result.sparsity.quaternion_sparsity, result.sparsity.component_sparsity) == (
+        *(found.val_accuracy, found.quaternion_sparsity),
+        found.component_sparsity,
+    )
+
+
+def test_what_is_in_the_journal_is_not_run_again(
+    journal: tuple[Path, list[Trial]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, found = journal
+    tried = counted(monkeypatch)
+    assert tuned(storage, 4, ("l2", "rql")) == found
+    fewer = tuned(storage, 3, ("l2", "rql"))
+    assert [t.method for t in fewer] == ["none", *["l2"] * 3, *["rql"] * 3]
+    assert fewer == [t for n, t in enumerate(found) if n not in (4, 8)]
+    assert tried == []
+
+
+@given(st.floats(0.6, 480), st.integers(3, 9))
+def test_trials_close_in_on_the_largest_weight_that_is_good_enough(limit: float, count: int) -> None:
+    """As if every λ up to ``limit`` were good enough."""
+    low, high = RANGES["rq"]
+    spread = [low, math.sqrt(low * high), high]
+    good: dict[float, bool] = {}
+    for _ in range(3 + count):
+        weight = next_weight(good, spread)
+        assert not any(math.isclose(weight, one) for one in good)
+        good[weight] = weight <= limit
+    best = max(weight for weight, fine in good.items() if fine)
+    gap = math.log(high / low) / 2 ** (1 + count)
+    assert best <= limit <= best * math.exp(gap) * 1.0001
+
+
+def test_the_next_weight_where_all_or_none_are_good_enough() -> None:
+    assert next_weight({}, [1.0, 100.0]) == 1.0
+    assert next_weight({1.0: False}, [1.0, 100.0]) == 100.0
+    assert next_weight({1.0: False, 100.0: False}, [1.0, 100.0]) == pytest.approx(10)
+    assert next_weight({1.0: True, 10.0: True, 100.0: True}, [1.0, 100.0]) == pytest.approx(math.sqrt(1000))
+
+
+@pytest.mark.parametrize("stop", [AssertionError("tell fails"), KeyboardInterrupt()])
+def test_stopped_and_gone_on_with_is_never_stopped(
+    journal: tuple[Path, list[Trial]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: BaseException
+) -> None:
+    said: list[str] = []
+
+    def tell(text: str) -> None:
+        said.append(text)
+        if len(said) == 3:  # the third trial is done, but not in the journal yet
+            raise stop
+
+    tried = counted(monkeypatch)
+    with pytest.raises(type(stop)):
+        tuned(tmp_path / "journal", 4, ("l2", "rql"), tell=tell)
+    assert len(tried) == 3
+    assert tuned(tmp_path / "journal", 4, ("l2", "rql")) == journal[1]
+    assert tried[2] == tried[3]  # the trial that was lost is the first to be done
+    assert len(tried) == 9 + 1
+
+
+def study_of(storage: Path, name: str = "digits/quern-rql-1-0-128x64") -> Any:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.load_study(study_name=name, storage=JournalStorage(JournalFileBackend(str(storage))))
+
+
+def test_the_trial_of_a_process_that_is_gone_is_done_again(tmp_path: Path) -> None:
+    expected = tuned(tmp_path / "whole", 3)
+    storage = tmp_path / "journal"
+    tuned(storage, 1)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    study = study_of(storage)
+    left = study.ask()
+    left.suggest_float("lambda", *RANGES["rql"], log=True)
+    left.set_user_attr("process", [socket.gethostname(), gone.pid])
+    said: list[str] = []
+
+    def tell(text: str) -> None:
+        assert "waiting" not in text  # for nobody, and without end
+        said.append(text)
+
+    assert tuned(storage, 3, tell=tell) == expected
+    assert len(said) == 2
+    assert [t.state.name for t in study_of(storage).trials].count("COMPLETE") == 3
+    assert "RUNNING" not in {t.state.name for t in study_of(storage).trials}
+
+
+SCRIPT = """
+import json, sys
+from dataclasses import asdict
+from pathlib import Path
+from quern import tune
+storage = Path(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+told = lambda text: print(text, file=sys.stderr)
+found = tune.tune("digits", ["quern"], ["l1", "rql"], storage, 4, tune.Short(128, 64, 1), tell=told)
+print(json.dumps([asdict(one) for one in found]))
+"""
+
+
+def test_two_processes_share_the_work(tmp_path: Path) -> None:
+    storage = tmp_path / "journal"
+    pair = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(storage)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for process in pair:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in pair:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    ended = [process.communicate(timeout=120) for process in pair]
+    assert [process.returncode for process in pair] == [0, 0], ended
+    first, second = (json.loads(out) for out, _ in ended)
+    assert first == second
+    assert [one["method"] for one in first] == ["none", *["l1"] * 4, *["rql"] * 4]
+    for method in ("l1", "rql"):
+        trials = study_of(storage, f"digits/quern-{method}-1-0-128x64").trials
+        assert [t.state.name for t in trials] == ["COMPLETE"] * 4
+        assert len({t.params["lambda"] for t in trials}) == 4
+    done = [[line for line in err.splitlines() if "on validation images" in line] for _, err in ended]
+    assert sum(map(len, done)) == 9
+    assert all(done), "one of them did nothing"
+
+
+# Files.
+
+
+def test_weights_of_others_stay(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "lambdas.toml"
+    write_lambdas(path, "mnist", [none(0.9), trial(0.9, 0.5, "rq", 3.14159), trial(0.9, 0.5, "gamma-bn", 1e-5)])
+    assert read_lambdas(path) == {"mnist": {"quern": {"rq": 3.142, "gamma-bn": 1e-5}}}
+    write_lambdas(path, "digits", [none(0.9, "paper"), trial(0.9, 0.5, "l1", 7.0, "paper")])
+    write_lambdas(path, "mnist", [none(0.9), trial(0.9, 0.5, "rq", 8.0)])
+    assert read_lambdas(path) == {
+        "mnist": {"quern": {"rq": 8.0, "gamma-bn": 1e-5}},
+        "digits": {"paper": {"l1": 7.0}},
+    }
+
+
+@pytest.mark.parametrize(
+    "text", ["[mnist", "mnist = 3", "[mnist]\nquern = 3", "[mnist.quern]\nrq = -1", "[a.b]\nc = 1"]
+)
+def test_a_file_that_holds_no_weights_is_left_alone(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "lambdas.toml"
+    path.write_text(text)
+    with pytest.raises(RecordError, match="does not hold weights of penalties"):
+        write_lambdas(path, "digits", [none(0.9), trial(0.9, 0.5)])
+    assert path.read_text() == text
+
+
+def test_one_trial_of_each_method_is_marked(tmp_path: Path) -> None:
+    """Also among trials that are equal, as when λ is so large that nothing is left."""
+    trials = [none(0.9), *(trial(0.9, 1.0, method, 5.0) for method in ("rq", "rql") for _ in range(3))]
+    write_trials(tmp_path, "digits", [none(0.9), trial(0.9, 0.5, "l1")], SHORT)
+    path = write_trials(tmp_path, "digits", trials, SHORT)
+    assert path == tmp_path / "digits" / "tuning.json"
+    found = json.loads(path.read_text())
+    assert found["settings"] == asdict(SHORT)
+    rows = found["trials"]
+    marked = [(row["family"], row["method"]) for row in rows if row["chosen"]]
+    assert sorted(marked) == [("quern", "l1"), ("quern", "rq"), ("quern", "rql")]
+    assert [row["method"] for row in rows] == ["l1", "none", *["rq"] * 3, *["rql"] * 3]
+    assert rows[1]["lambda"] is None
+    assert rows[2]["lambda"] == 5.0
+
+
+def test_a_damaged_record_of_trials_is_one_sentence(tmp_path: Path) -> None:
+    path = write_trials(tmp_path, "digits", [none(0.9), trial(0.9, 0.5)], SHORT)
+    for text in ("{", "[]", '{"dataset": "digits"}'):
+        path.write_text(text)
+        with pytest.raises(RecordError, match=r"tuning\.json .*\.$"):
+            write_trials(tmp_path, "digits", [none(0.9), trial(0.9, 0.5)], SHORT)
+        assert path.read_text() == text
+
+
+# The command.
+
+FEW = ["--images", 128, "--epochs", 1, "--trials", 2]
+
+
+def test_the_command_finds_weights_that_reproduce_takes(tmp_path: Path) -> None:
+    options = ["--lambdas", tmp_path / "l.toml", "--storage", tmp_path / "j", "--results", tmp_path / "r"]
+    methods = ["--method", "rq", "--method", "gamma-bn", "--family", "quern"]
+    out, err = here("tune", "--dataset", "digits", *methods, *FEW, *options)
+    weights = read_lambdas(tmp_path / "l.toml")["digits"]["quern"]
+    assert weights.keys() == {"rq", "gamma-bn"}
+    rows = json.loads((tmp_path / "r" / "digits" / "tuning.json").read_text())["trials"]
+    picked = {row["method"]: row["lambda"] for row in rows if row["chosen"]}
+    assert picked.keys() == weights.keys()
+    for method, weight in picked.items():
+        assert math.isclose(weight, weights[method], rel_tol=1e-3)
+        assert f"{weight:.4g}" in out
+    assert len(rows) == 5
+    assert err.count("on validation images") == 5
+    assert "quern reproduce --lambdas" in err
+    dry = ["reproduce", "table1", "--dataset", "digits", "--family", "quern", "--method", "rq", "--dry-run"]
+    out, _ = here(*dry, "--lambdas", tmp_path / "l.toml", "--results", tmp_path / "none")
+    assert f"λ = {weights['rq']:g}" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--dataset", "imagenet"], "there is no data set imagenet"),
+        (["--method", "none"], "there is no method with a weight none"),
+        (["--method", "rqq"], "there is no method with a weight rqq"),
+        (["--family", "real"], "there is no family with penalties real"),
+        (["--trials", 0], "--trials is 0"),
+        (["--epochs", 0], "--epochs is 0"),
+        (["--images", 0], "--images is 0"),
+        (["--images", 63], "a batch has 64"),
+    ],
+)
+def test_what_cannot_be_tuned_is_one_sentence(
+    arguments: list[object], said: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in refused("tune", *arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: p.write_text("my notes"),
+        lambda p: p.write_text("my notes\nof two lines\n"),
+        lambda p: p.write_text("[1, 2]\n"),
+        lambda p: p.write_text('{"a": 1}\n'),
+        lambda p: p.write_bytes(b"\xff\xfe\x00\n\x01"),
+        lambda p: p.mkdir(),
+    ],
+    ids=["line", "lines", "list", "object", "bytes", "folder"],
+)
+def test_what_is_no_journal_is_one_sentence_and_left_alone(
+    make: Callable[[Path], object], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "file"
+    make(path)
+    before = path.read_bytes() if path.is_file() else b""
+    said = refused("tune", "--method", "rq", *FEW, "--storage", path)
+    assert f"{path} does not hold studies of Optuna" in said
+    assert (path.read_bytes() if path.is_file() else b"") == before
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_damaged_file_of_weights_is_found_before_the_first_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = counted(monkeypatch)
+    (tmp_path / "l.toml").write_text("[digits")
+    said = refused("tune", *FEW, "--lambdas", tmp_path / "l.toml", "--storage", tmp_path / "j")
+    assert "does not hold weights of penalties" in said
+    assert tried == []
