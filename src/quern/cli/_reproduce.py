@@ -24,7 +24,7 @@ Examples:
 
   quern reproduce figure2 --dataset cifar10 --method gamma-bn --family quern --epochs 50
 
-  quern reproduce all --backend dask --address tcp://scheduler:8786 --jobs 20
+  quern reproduce all --backend dask --address tcp://scheduler:8786
 """
 
 _what = partial(typer.Option, rich_help_panel="What")
@@ -64,7 +64,7 @@ def reproduce(
         "runs/reproduce"
     ),
     data_dir: Annotated[Path | None, _where(help="A folder with the original files of the data set.")] = None,
-    jobs: Annotated[int | None, _where(help="Runs at once, one thread each.", show_default="all cores")] = None,
+    jobs: Annotated[int | None, _where(help="Runs at once here, one thread each.", show_default="all cores")] = None,
     backend: Annotated[Literal["local", "dask"], _where(help="Processes here, or a Dask cluster.")] = "local",
     address: Annotated[str | None, _where(help="Address of the cluster.")] = None,
 ) -> None:
