@@ -1,5 +1,4 @@
-"""Draw ``docs/speed.svg`` from ``benchmarks/layers.json``, and ``docs/zeros.svg`` and ``docs/size.svg`` from the runs
-under ``results/``."""
+"""Draw ``docs/speed.svg`` from ``benchmarks/layers.json``, and ``docs/size.svg`` from runs of ``quern compress``."""
 
 import json
 import math
@@ -18,14 +17,6 @@ SHOWN = {
 LEFT, WIDTH, ROW, UNIT = 280, 700, 34, 120  # pixels; UNIT is the length of a bar of 1x
 
 
-# Test accuracy and quaternion sparsity in per cent, tables 1 and 2 of the paper.
-PAPER = {
-    "mnist": {"l2": (96.69, 40.01), "l1": (93.46, 23.45), "R_Q": (96.81, 53.82), "R_QL": (96.29, 69.42)},
-    "cifar10": {"l2": (72.58, 4.77), "l1": (73.43, 42.61), "R_Q": (72.03, 58.73), "R_QL": (73.20, 31.89)},
-}
-PANELS = {"mnist": ("MNIST", 93, 100), "cifar10": ("CIFAR-10", 71, 81)}
-
-
 def sheet(width: int, height: int, letters: int) -> list[str]:
     """The first lines of a drawing."""
     return [
@@ -42,52 +33,6 @@ def legend(left: int, entries: tuple[tuple[int, str, str], ...]) -> list[str]:
         parts.append(f'<circle cx="{left + x}" cy="16" r="5" fill="{colour}"/>')
         parts.append(f'<text x="{left + x + 10}" y="20" fill="{colour}">{who}</text>')
     return parts
-
-
-def zeros() -> None:
-    """Accuracy against zero quaternions: the paper's networks, and ours."""
-    side, top, high = 360, 40, 240
-    parts = sheet(2 * side, top + high + 50, 12)
-    runs = [folder for folder in sorted((ROOT / "results").iterdir()) if (folder / "result.json").exists()]
-    for n, (name, (title, low, best)) in enumerate(PANELS.items()):
-        left, wide = n * side + 48, side - 70
-
-        def at(
-            accuracy: float, share: float, left: int = left, low: int = low, best: int = best
-        ) -> tuple[float, float]:
-            return left + share / 100 * (side - 70), top + high * (best - accuracy) / (best - low)
-
-        parts.append(f'<text x="{left}" y="20" font-size="14" font-weight="bold" fill="#222222">{title}</text>')
-        parts += legend(left, ((110, "#c0392b", "the paper"), (200, "#2f6f8f", "quern")))
-        for accuracy in range(low, best + 1, 2 if best - low > 8 else 1):
-            _, y = at(accuracy, 0)
-            parts.append(f'<line x1="{left}" x2="{left + wide}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e4e4e4"/>')
-            parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end" fill="#555555">{accuracy} %</text>')
-        for share in range(0, 101, 20):
-            x, _ = at(low, share)
-            parts.append(
-                f'<text x="{x:.1f}" y="{top + high + 18}" text-anchor="middle" fill="#555555">{share} %</text>'
-            )
-        caption = "quaternions that are zero (test accuracy upwards)"
-        parts.append(
-            f'<text x="{left + wide / 2}" y="{top + high + 38}" text-anchor="middle" fill="#222222">{caption}</text>'
-        )
-        points = [(label, *point, "#c0392b") for label, point in PAPER[name].items()]
-        for folder in runs:
-            config = json.loads((folder / "config.json").read_text())
-            of_weights = any(term["kind"] in ("RQ", "RQL") for term in config["settings"]["penalty"] or ())
-            if config["dataset"] == name and of_weights:
-                found = json.loads((folder / "result.json").read_text())
-                share = 100 * found["sparsity"]["quaternion_sparsity"]
-                points.append((f"{100 * found['test_accuracy']:.2f} %", 100 * found["test_accuracy"], share, "#2f6f8f"))
-        for label, accuracy, share, colour in points:
-            x, y = at(accuracy, share)
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>')
-            parts.append(
-                f'<text x="{x:.1f}" y="{y - 9:.1f}" text-anchor="middle" fill="{colour}">{escape(label)}</text>'
-            )
-    parts.append("</svg>")
-    (ROOT / "docs/zeros.svg").write_text("\n".join(parts) + "\n")
 
 
 # Of the panels of docs/size.svg: title, lowest and highest accuracy, their step, fewest and most parameters.
@@ -166,7 +111,6 @@ def speed() -> None:
 
 def main() -> None:
     speed()
-    zeros()
     size()
 
 
