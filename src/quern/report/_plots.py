@@ -63,11 +63,16 @@ def pareto(points: Iterable[tuple[float, float]], fewer: bool = False) -> tuple[
     return tuple(front if fewer else reversed(front))
 
 
+SHOWN = 0.12  # of accuracy below the best: networks that learned nothing would leave no room for the others
+
+
 def tuning_front(found: Found, dataset: str, family: str) -> Figure | None:
     """All λ that were tried, with the front of every method."""
-    trials = [trial for trial in found.trials.get(dataset, ()) if trial.family == family]
-    if not trials:
+    every = [trial for trial in found.trials.get(dataset, ()) if trial.family == family]
+    if not every:
         return None
+    floor = max(trial.val_accuracy for trial in every) - SHOWN
+    trials = [trial for trial in every if trial.val_accuracy >= floor or trial.chosen]
     methods = [method for method in METHODS if any(trial.method == method for trial in trials)]
     panels: list[Panel] = []
     for counts in (False, True):
@@ -79,6 +84,8 @@ def tuning_front(found: Found, dataset: str, family: str) -> Figure | None:
         "Every λ that was tried, on the validation images. The lines join the "
         "trials that no other of the same method beats in both; rings mark the chosen λ."
     )
+    if left_out := len(every) - len(trials):
+        caption += f" Not shown: {left_out} of {len(every)} trials, more than {100 * SHOWN:.0f} points below the best."
     return Figure(f"tuning-{dataset}-{family}", f"{DATASETS[dataset]}, {OURS[family]}", caption, tuple(panels))
 
 
