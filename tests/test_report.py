@@ -170,6 +170,20 @@ def test_a_trial_without_penalty_is_a_point_like_any_other(tmp_path: Path) -> No
     assert [len(dots.points) for dots in panel.dots] == [1, 6]
 
 
+def test_networks_that_learned_nothing_are_left_out_of_a_search_and_counted(tmp_path: Path) -> None:
+    path = write_experiments(tmp_path, ("mnist",), ("none", "rq")) / "mnist" / "tuning.json"
+    record = json.loads(path.read_text())
+    family = record["trials"][0]["family"]
+    mine = [row for row in record["trials"] if row["family"] == family]
+    record["trials"] += [{**mine[-1], "val_accuracy": 0.1, "quaternion_sparsity": 1.0, "chosen": False}] * 2
+    path.write_text(json.dumps(record))
+    figure = there(_plots.tuning_front(load(tmp_path), "mnist", family))
+    assert f"Not shown: 2 of {len(mine) + 2} trials" in figure.caption
+    panel = figure.panels[0]
+    assert isinstance(panel, Scatter)
+    assert min(y for dots in panel.dots for _, y in dots.points) > 10
+
+
 # The forms of a table
 
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"], exclude_characters="±"), min_size=1)
