@@ -77,7 +77,7 @@ def test_test_images_are_never_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
     loading(monkeypatch, forbidden)
     methods = ("l2", "rq", "gamma-bn")
     found = tune.tune("digits", ["paper", "quern"], methods, tmp_path / "journal", 2, SHORT)
-    assert len(found) == 2 * (1 + 3 * 2)
+    assert len(found) == 2 * (2 + 3 * 2)  # two without penalty: with and without batch normalisation
     write_lambdas(tmp_path / "lambdas.toml", "digits", found)
     write_trials(tmp_path, "digits", found, SHORT)
 
@@ -206,6 +206,20 @@ def test_what_is_in_the_journal_is_not_run_again(
     assert tried == []
 
 
+def test_methods_with_batch_normalisation_are_compared_with_such_a_network(tmp_path: Path) -> None:
+    from quern.models import digits_qcnn
+    from quern.train import Settings, fit
+
+    first, *others = tuned(tmp_path / "journal", 2, ("gamma-bn", "rq-bn"))
+    torch.manual_seed(0)
+    settings = Settings(epochs=1, batch=64, lr=5e-3)
+    result = fit(digits_qcnn(norm="after_conv").train(), tune.without_test(DIGITS, 128), settings)
+    assert (first.method, first.weight, first.val_accuracy) == ("gamma-bn", None, result.val_accuracy)
+    assert [t.method for t in others] == ["gamma-bn"] * 2 + ["rq-bn"] * 2
+    assert all(t.weight is not None for t in others)
+    assert chosen([first, *others]).keys() == {("quern", "gamma-bn"), ("quern", "rq-bn")}
+
+
 @given(st.floats(0.6, 480), st.integers(3, 9))
 def test_trials_close_in_on_the_largest_weight_that_is_good_enough(limit: float, count: int) -> None:
     """As if every λ up to ``limit`` were good enough."""
@@ -331,7 +345,8 @@ def test_two_processes_share_the_work(tmp_path: Path) -> None:
 
 def test_weights_of_others_stay(tmp_path: Path) -> None:
     path = tmp_path / "new" / "lambdas.toml"
-    write_lambdas(path, "mnist", [none(0.9), trial(0.9, 0.5, "rq", 3.14159), trial(0.9, 0.5, "gamma-bn", 1e-5)])
+    normal = trial(0.9, 0.0, "gamma-bn", None)
+    write_lambdas(path, "mnist", [none(0.9), normal, trial(0.9, 0.5, "rq", 3.14159), trial(0.9, 0.5, "gamma-bn", 1e-5)])
     assert read_lambdas(path) == {"mnist": {"quern": {"rq": 3.142, "gamma-bn": 1e-5}}}
     write_lambdas(path, "digits", [none(0.9, "paper"), trial(0.9, 0.5, "l1", 7.0, "paper")])
     write_lambdas(path, "mnist", [none(0.9), trial(0.9, 0.5, "rq", 8.0)])
@@ -394,8 +409,8 @@ def test_the_command_finds_weights_that_reproduce_takes(tmp_path: Path) -> None:
     for method, weight in picked.items():
         assert math.isclose(weight, weights[method], rel_tol=1e-3)
         assert f"{weight:.4g}" in out
-    assert len(rows) == 5
-    assert err.count("on validation images") == 5
+    assert len(rows) == 6  # two of each, and one of each kind of network without penalty
+    assert err.count("on validation images") == 6
     assert "quern reproduce --lambdas" in err
     dry = ["reproduce", "table1", "--dataset", "digits", "--family", "quern", "--method", "rq", "--dry-run"]
     out, _ = here(*dry, "--lambdas", tmp_path / "l.toml", "--results", tmp_path / "none")

@@ -115,42 +115,48 @@ def tune(
     data_dir: Path | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[Trial]:
-    """All trials, first the one without penalty of each family and kind of network, ``trials`` of each method after.
-
-    Trials that the journal ``storage`` has are not run again.
-    """
+    """All trials: ``trials`` of each method, and before them one without penalty of each family and kind of network,
+    with and without batch normalisation. Trials that the journal ``storage`` has are not run again."""
     torch.set_num_threads(1)
     short = short or SHORT[dataset]
     images = without_test(data.load(dataset, data_dir), short.images)
-    methods, found = list(methods), []
+    methods, found = list(dict.fromkeys(methods)), []
     for family in families:
-        floor = 0.0
-        for method in dict.fromkeys(["none", *methods]):
+        floors: dict[str, float] = {}
+        for method in methods:
             run = Run(dataset, family, method, short.epochs, 0)
-            count = 1 if method == "none" else trials
-            mine = _study(images, run, short, storage, count, floor, tell)
-            if method == "none":
-                floor = mine[0].val_accuracy - DROP
-            found += mine
+            plain = _without_penalty(method)
+            if plain not in floors:
+                [one] = _study(images, replace(run, method=plain), None, short, storage, 1, 0.0, tell)
+                floors[plain] = one.val_accuracy - DROP
+                found.append(one)
+            found += _study(images, run, RANGES[method], short, storage, trials, floors[plain], tell)
     return found
+
+
+def _without_penalty(method: str) -> str:
+    """The method whose network this one has; trained with no λ, it is what this one is compared with."""
+    return "gamma-bn" if method.endswith("-bn") else "none"
 
 
 def _study(
     images: ImageSet,
     run: Run,
+    weights: tuple[float, float] | None,
     short: Short,
     storage: Path,
     count: int,
     floor: float,
     tell: Callable[[str], None],
 ) -> list[Trial]:
-    """The trials of one method, to ``count`` of them; from ``floor`` on, an accuracy is good enough."""
+    """The trials of one method, to ``count`` of them, with λ in the range ``weights`` or without penalty; from
+    ``floor`` on, an accuracy is good enough."""
     import optuna
 
-    name = f"{run.name}-{short.images}x{short.batch}"
-    low, high = RANGES[run.method]
+    name = f"{run.name}-{short.images}x{short.batch}{'' if weights else '-without'}"
+    low, high = weights or (1.0, 1.0)
     first = max(2, (count + 1) // 2)
-    spread = [] if run.method == "none" else [low * (high / low) ** (n / (first - 1)) for n in range(first)]
+    spread = [low * (high / low) ** (n / (first - 1)) for n in range(first)]
     study = _open(storage, name)
     told = False
     while True:
@@ -160,13 +166,13 @@ def _study(
                 return [Trial(**trial.user_attrs["found"]) for trial in done[:count]]
             trial = weight = None
             if len(done) + len(busy) < count:
-                if run.method != "none":
+                if weights:
                     good = {t.params["lambda"]: t.values[0] >= floor for t in done}
                     # What another process is at may turn out either way.
                     good |= {t.params["lambda"]: False for t in busy if "lambda" in t.params}
                     study.enqueue_trial({"lambda": next_weight(good, spread)})
                 trial = study.ask()
-                weight = None if run.method == "none" else trial.suggest_float("lambda", low, high, log=True)
+                weight = trial.suggest_float("lambda", low, high, log=True) if weights else None
                 trial.set_user_attr("process", [socket.gethostname(), os.getpid()])
         if trial is None:
             if not told:
@@ -284,8 +290,9 @@ def chosen(trials: Sequence[Trial], drop: float = DROP) -> dict[tuple[str, str],
     """The trial to go on with, by family and method: the sparsest within ``drop`` of the accuracy without penalty."""
     found = {}
     for family, method in dict.fromkeys((t.family, t.method) for t in trials if t.weight is not None):
-        mine = [t for t in trials if (t.family, t.method) == (family, method)]
-        none = next(t for t in trials if t.family == family and t.method == "none")
+        mine = [t for t in trials if (t.family, t.method) == (family, method) and t.weight is not None]
+        plain = (family, _without_penalty(method), None)
+        none = next(t for t in trials if (t.family, t.method, t.weight) == plain)
         good = [t for t in mine if t.val_accuracy >= none.val_accuracy - drop]
         best = max(good, key=lambda t: (t.sparsity, t.component_sparsity, t.val_accuracy), default=None)
         found[family, method] = best or max(mine, key=lambda t: (t.val_accuracy, t.sparsity))
