@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/quern compress --max-params 1000 --threads 1 --out runs/demo
 
 test: check chromium
-	$(BIN)/python -m pytest -n 2 -q -m "not unchecked"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not unchecked"
 	QUERN_TYPECHECK=0 $(BIN)/python -m pytest -n 2 -q -m unchecked
 
 check: $(READY)

@@ -27,6 +27,8 @@ from quern.report._run import read_run
 from quern.report._tables import Cell, Table, latex, marked, measured, to_csv, to_latex, to_markdown
 from tests.records import compress_record, run_record, sample_record, write_compress, write_experiments, write_run
 
+pytestmark = pytest.mark.xdist_group("report")  # what they share takes long to make
+
 HOSTILE = "<script>alert('&_%')</script>"
 SENTENCE = re.compile(r"[^\n]+\.")
 

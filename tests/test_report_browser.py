@@ -12,6 +12,7 @@ from tests.records import write_compress, write_experiments
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
+    pytest.mark.xdist_group("browser"),  # what they share takes long to make
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="SKIPPED: no chromium; install with make chromium"),
 ]
