@@ -20,7 +20,7 @@ from quern import data, tune
 from quern.data import Images, ImageSet
 from quern.errors import RecordError
 from quern.experiments import read_lambdas
-from quern.tune import RANGES, Short, Trial, chosen, front, next_weight, write_lambdas, write_trials
+from quern.tune import RANGES, Short, Trial, chosen, next_weight, write_lambdas, write_trials
 from tests.commands import here, refused
 
 SHORT = Short(images=128, batch=64, epochs=1)
@@ -113,17 +113,6 @@ def test_a_trial_trains_on_as_many_images_as_were_asked_for() -> None:
 
 shares = st.integers(0, 4).map(lambda n: n / 4)
 some_trials = st.lists(st.tuples(shares, shares), min_size=1, max_size=8)
-
-
-@given(some_trials)
-def test_the_front_is_what_nothing_beats(values: list[tuple[float, float]]) -> None:
-    trials = [trial(a, s, weight=float(n + 1)) for n, (a, s) in enumerate(values)]
-    table = np.array(values)
-    better = (table[None] >= table[:, None]).all(2) & (table[None] > table[:, None]).any(2)
-    expected = set(np.flatnonzero(better.sum(1) == 0).tolist())
-    found = front(trials)
-    assert {trials.index(one) for one in found} == expected
-    assert [one.sparsity for one in found] == sorted(one.sparsity for one in found)
 
 
 @given(some_trials, shares, st.sampled_from([0.0, 0.25, 0.5]))

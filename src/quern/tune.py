@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import FrozenTrial
 
-__all__ = ["SHORT", "Short", "Trial", "chosen", "front", "tune", "write_lambdas", "write_trials"]
+__all__ = ["SHORT", "Short", "Trial", "chosen", "tune", "write_lambdas", "write_trials"]
 
 DROP = 0.02
 WAIT = 0.5  # seconds between looks at what another process is at
@@ -269,21 +269,6 @@ def next_weight(good: Mapping[float, bool], spread: Sequence[float]) -> float:
     best = max((n for n, weight in enumerate(known) if good[weight]), default=0)
     low, high = known[best : best + 2] if best + 1 < len(known) else known[-2:]
     return math.sqrt(low * high)
-
-
-def front(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials that no other one beats in accuracy and sparsity at once, by rising sparsity."""
-    kept = [
-        a
-        for a in trials
-        if not any(
-            b.val_accuracy >= a.val_accuracy
-            and b.sparsity >= a.sparsity
-            and (b.val_accuracy, b.sparsity) != (a.val_accuracy, a.sparsity)
-            for b in trials
-        )
-    ]
-    return sorted(kept, key=lambda trial: trial.sparsity)
 
 
 def chosen(trials: Sequence[Trial], drop: float = DROP) -> dict[tuple[str, str], Trial]:

@@ -45,11 +45,11 @@ def tune(
     from rich.table import Table
 
     from quern import data, tune
-    from quern.experiments import FIGURE2, TABLE1, read_lambdas
-    from quern.records import DATASETS, check_known
+    from quern.experiments import read_lambdas
+    from quern.records import DATASETS, FIGURE2, TABLE1, check_known
 
     check_known(dataset, DATASETS, "data set")
-    families, methods = family or ["paper", "quern"], method or [name for name in TABLE1 if name != "none"]
+    families, methods = family or ["paper", "quern"], method or list(TABLE1[1:])
     for name in families:
         check_known(name, ("paper", "quern"), "family with penalties")
     for name in methods:

@@ -9,9 +9,7 @@
 from quern.experiments._board import board, percent
 from quern.experiments._plan import (
     EXPERIMENTS,
-    FIGURE2,
     PROTOCOLS,
-    TABLE1,
     Protocol,
     lambda_of,
     read_lambdas,
@@ -22,6 +20,6 @@ from quern.experiments._pool import Task, perform_all, seconds_left, survey
 from quern.experiments._run import build, perform
 from quern.experiments._timing import time_steps
 
-__all__ = ["EXPERIMENTS", "FIGURE2", "PROTOCOLS", "TABLE1", "Protocol", "Task", "board", "build", "lambda_of"]
+__all__ = ["EXPERIMENTS", "PROTOCOLS", "Protocol", "Task", "board", "build", "lambda_of"]
 __all__ += ["percent", "perform", "perform_all", "read_lambdas", "runs", "seconds_left", "settings_of", "survey"]
 __all__ += ["time_steps"]

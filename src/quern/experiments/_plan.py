@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quern.errors import RecordError
-from quern.records import DATASETS, FAMILIES, METHODS, Run, check_known
+from quern.records import DATASETS, FAMILIES, FIGURE2, METHODS, TABLE1, Run, check_known
 
 if TYPE_CHECKING:
     from quern.train import Settings
 
-TABLE1 = ("none", "l2", "l1", "rq", "rql")
-FIGURE2 = ("rq", "rq-bn", "rql-bn", "gamma-bn")
 # The methods whose runs a table or figure is made of. Table 2 is timed, not trained: see `time_steps`.
 EXPERIMENTS: dict[str, tuple[str, ...]] = {"table1": TABLE1, "figure1": TABLE1, "figure2": FIGURE2, "table2": ()}
 PAPER_TOL = 1e-3

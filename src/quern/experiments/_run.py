@@ -22,7 +22,7 @@ from quern.records import Run
 from quern.sparsity import Sparsity, measure
 from quern.train import Result, Settings, evaluate, find_device, fit, source
 
-EDGES = [n / 4 for n in range(-24, 9)]  # powers of ten
+EDGES = [n / 4 for n in range(-24, 9)]  # exponents of ten
 
 
 def build(run: Run) -> nn.Module:

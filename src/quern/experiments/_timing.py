@@ -12,11 +12,11 @@ import torch.nn.functional as F
 
 from quern import data
 from quern.environment import facts
-from quern.experiments._plan import PROTOCOLS, TABLE1, lambda_of, read_lambdas, settings_of
+from quern.experiments._plan import PROTOCOLS, lambda_of, read_lambdas, settings_of
 from quern.experiments._run import build
 from quern.files import write_text
 from quern.optim import ProximalAdam
-from quern.records import Run
+from quern.records import TABLE1, Run
 
 ROUNDS = 15
 FAMILIES = ("paper", "quern")

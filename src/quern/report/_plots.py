@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterable
 
-from quern.records import DATASETS, METHODS, PAPER
+from quern.records import DATASETS, FIGURE2, METHODS, PAPER, TABLE1
 from quern.report._figures import Bar, Bars, Curves, Dots, Figure, Line, Panel, Scatter, Spread, Spreads
 from quern.report._load import Found, Group, Trial
 from quern.report._rows import OURS
@@ -11,8 +11,6 @@ from quern.report._tables import mean
 
 __all__ = ["curves", "final_front", "layers", "moduli", "pareto", "tuning_front"]
 
-FIGURE1 = ("none", "l2", "l1", "rq", "rql")
-FIGURE2 = ("rq", "rq-bn", "rql-bn", "gamma-bn")
 _SHOWN = {
     "component": "Component sparsity",
     "quaternion": "Quaternion sparsity",
@@ -23,7 +21,7 @@ _SHOWN = {
 
 def curves(found: Found, dataset: str, family: str, number: int) -> Figure | None:
     """Figure 1 or 2 of the paper: shares epoch by epoch, a line per method, the mean of its seeds with ± deviation."""
-    methods, what = (FIGURE1, ("component", "quaternion")) if number == 1 else (FIGURE2, tuple(_SHOWN))
+    methods, what = (TABLE1, ("component", "quaternion")) if number == 1 else (FIGURE2, tuple(_SHOWN))
     groups = [group for method in methods if (group := found.group(dataset, family, method))]
     if not groups or (number == 2 and all(group.method == "rq" for group in groups)):
         return None
@@ -132,7 +130,7 @@ def _printed(dataset: str) -> list[Dots]:
     table = PAPER.get(dataset)
     if table is None:
         return []
-    points = {method: (table["quaternion_sparsity"][method], table["test_accuracy"][method]) for method in FIGURE1}
+    points = {method: (table["quaternion_sparsity"][method], table["test_accuracy"][method]) for method in TABLE1}
     return [Dots(METHODS[method], method, (point,), source="the paper") for method, point in points.items()]
 
 

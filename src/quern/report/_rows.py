@@ -1,12 +1,11 @@
 """The tables of the experiments."""
 
-from quern.records import DATASETS, FAMILIES, METHODS, PAPER
+from quern.records import DATASETS, FAMILIES, METHODS, PAPER, TABLE1
 from quern.report._load import Compressed, Found, Group, Trial
 from quern.report._tables import NONE, Cell, Table, counted, judged, marked, mean, measured, number, ratio, word
 
 __all__ = ["OURS", "claims", "compressed", "provenance", "sums", "table1", "table2", "tuned"]
 
-TABLE1 = ("none", "l2", "l1", "rq", "rql")
 NEURONS = ("gamma-bn", "rq-bn", "rql-bn")
 OURS = {"paper": "paper's way", "quern": "quern", "real": "real-valued"}
 SLOWEST = 1.10  # a step with R_Q or R_QL may take so many times that of one without
