@@ -539,7 +539,7 @@ def _die(*_: object) -> None:
 def cluster() -> Iterator[Any]:
     from distributed import LocalCluster
 
-    options: dict[str, Any] = {"processes": True, "dashboard_address": None}
+    options: dict[str, Any] = {"processes": True, "dashboard_address": ":0"}
     with LocalCluster(n_workers=2, threads_per_worker=1, **options) as found:
         yield found
 
