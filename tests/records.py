@@ -60,8 +60,8 @@ def run_record(
         "environment": ENVIRONMENT,
         "history": [_line(n, epochs, family, share, accuracy) for n in range(1, epochs + 1)],
         "result": {**result, "sparsity": sparsity},
-        "small": {**small, "test_accuracy": cut, "latency_ms": 0.25},
-        "dense": {**size, "latency_ms": 1.0},
+        "small": {**small, "test_accuracy": cut, "latency_ms": 0.25, "memory": 41_000_000},
+        "dense": {**size, "latency_ms": 1.0, "memory": 62_000_000},
         "moduli": _moduli(family, share),
     }
 

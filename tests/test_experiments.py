@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from quern import data, io, records
 from quern import experiments as ex
-from quern.bench import time_onnx
+from quern.bench import peak_memory, time_onnx
 from quern.errors import RecordError, Stopped, TrainingError
 from quern.experiments import _pool, _run
 from quern.export import to_onnx
@@ -56,23 +56,26 @@ def timeless(record: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in json.loads(json.dumps(record)).items() if key not in ("environment", "run")}
     for line in kept["history"]:
         del line["seconds"]
-    del kept["result"]["seconds"], kept["small"]["latency_ms"], kept["dense"]["latency_ms"]
+    del kept["result"]["seconds"]
+    for part in ("small", "dense"):
+        del kept[part]["latency_ms"], kept[part]["memory"]
     return kept
 
 
-# In place of the measured times, which no two runs have in common: exporting to ONNX takes longest of all.
+# In place of the measured times and memory, which no two runs have in common: exporting to ONNX takes longest of all.
 QUICK = """
 from types import SimpleNamespace
 from quern.experiments import _run
 _run.to_onnx = lambda *_: None
 _run.time_onnx = lambda files, _: {name: SimpleNamespace(median_ms=1.0) for name in files}
+_run.peak_memory = lambda *_: 1
 """
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("to_onnx", "time_onnx"):
+        for name in ("to_onnx", "time_onnx", "peak_memory"):
             patch.setattr(_run, name, getattr(_run, name))  # so that they come back
         exec(QUICK, {})
         yield
@@ -435,15 +438,17 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(local: Local, tmp_p
 
 
 def test_records_of_the_same_seed_are_the_same(local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This one measures times, too."""
+    """This one measures times and memory, too."""
     _, tasks, found = local
     monkeypatch.setattr(_run, "to_onnx", to_onnx)
     monkeypatch.setattr(_run, "time_onnx", time_onnx)
+    monkeypatch.setattr(_run, "peak_memory", peak_memory)
     again = ex.perform(REAL_RUN, tasks[2].settings, None, tmp_path, None)
     assert timeless(again) == timeless(found[REAL_RUN.name])
     for part in ("small", "dense"):
         assert 0 < again[part]["latency_ms"] < 1000
         assert again[part]["latency_ms"] != 1.0
+        assert 10**7 < again[part]["memory"] < 10**9
 
 
 # Several at once.

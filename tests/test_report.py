@@ -146,6 +146,7 @@ def test_claims_are_judged_one_by_one(tmp_path: Path) -> None:
     assert judged["neurons left, %"] == ("16.50", "yes")
     assert judged["parameters left"] == ("15,000", "no")  # under 15,000, says the paper
     assert judged["file smaller"] == ("5.0×", "yes")
+    assert judged["memory, MB"] == ("62 → 41", "")
     assert judged["faster"] == ("2.0×", "no")
     assert judged["points"] == ("+0.00", "yes")
 

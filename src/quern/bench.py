@@ -26,7 +26,7 @@ from quern.sparsity import measure
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-__all__ = ["Bench", "Model", "Timing", "bench", "time_onnx"]
+__all__ = ["Bench", "Model", "Timing", "bench", "peak_memory", "time_onnx"]
 
 Engine = Literal["torch", "onnxruntime"]
 MIN_SECONDS = 0.01  # a call that is shorter is repeated until it takes so long, and divided
@@ -176,7 +176,7 @@ def time_onnx(
 def _prepare(name: str, model: nn.Module | Path, shape: tuple[int, ...], stem: Path, batch: int) -> tuple[Path, Model]:
     """The model's ONNX file, and its sizes."""
     if isinstance(model, Path):
-        facts = Model(name, None, None, None, model.stat().st_size, None, _peak(model, batch, shape))
+        facts = Model(name, None, None, None, model.stat().st_size, None, peak_memory(model, shape, batch=batch))
         return model, facts
     model.eval()
     onnx, own = stem.with_suffix(".onnx"), stem.with_suffix(".safetensors")
@@ -191,8 +191,8 @@ def _prepare(name: str, model: nn.Module | Path, shape: tuple[int, ...], stem: P
         found.macs,
         own.stat().st_size,
         onnx.stat().st_size,
-        _peak(own, batch, shape) if again else None,
-        _peak(onnx, batch, shape),
+        peak_memory(own, shape, batch=batch) if again else None,
+        peak_memory(onnx, shape, batch=batch),
     )
     return onnx, facts
 
@@ -208,7 +208,9 @@ def _check_input(path: Path, shape: tuple[int, ...]) -> None:
         raise QuernError(f"{path} takes images of {takes}, but the others take {are}.")
 
 
-def _peak(path: Path, batch: int, shape: tuple[int, ...]) -> int:
+def peak_memory(path: Path, shape: Sequence[int], *, batch: int = 1) -> int:
+    """The most memory, in bytes, of a fresh process that runs a file of a network once on ``(batch, *shape)``; for an
+    ONNX file that is onnxruntime with the network, without torch."""
     sizes = [str(n) for n in (batch, *shape)]
     done = subprocess.run(
         [sys.executable, "-m", "quern.peak", str(path), *sizes], capture_output=True, text=True, check=False

@@ -14,7 +14,8 @@ one JSON file, ``FOLDER/mnist/quern-rq-20-0.json`` for seed 0, with these parts:
 ``result``         ``test_accuracy``, ``val_accuracy``, ``best_epoch``, ``seconds`` and ``sparsity`` (the three shares,
                    ``neurons``, ``neurons_left``, ``parameters``, ``nonzero_parameters``, ``tol``, ``layers``)
 ``small``          the network with all that counts as zero set to zero, and compacted: ``test_accuracy``, ``neurons``,
-                   ``parameters``, ``nonzero_parameters``, ``bytes``, ``macs``, ``latency_ms``
+                   ``parameters``, ``nonzero_parameters``, ``bytes`` of its file, ``macs``, ``latency_ms`` and
+                   ``memory`` of onnxruntime for one image (the most, in bytes; older records lack it)
 ``dense``          the same, but for the accuracy, of the network with nothing removed
 ``moduli``         how the moduli of the weights are spread: ``edges`` as exponents of ten, ``counts`` between them
                    (the first and the last take what lies outside), ``zeros``

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from quern import data, io, models
-from quern.bench import time_onnx
+from quern.bench import peak_memory, time_onnx
 from quern.compact import compact, plan
 from quern.data import ImageSet
 from quern.distributed import Team
@@ -93,8 +93,8 @@ def _cut(network: nn.Module, images: ImageSet, tol: float) -> nn.Module:
 
 
 def _sizes(dense: nn.Module, small: nn.Module, images: ImageSet, settings: Settings) -> dict[str, Any]:
-    """Both networks' sizes and times, and the test accuracy of the small one. The times are taken in turns, in one
-    thread each, as trainings beside them allow: their ratio means more than they do."""
+    """Both networks' sizes, memory and times, and the test accuracy of the small one. The times are taken in turns, in
+    one thread each, as trainings beside them allow: their ratio means more than they do."""
     example, found = images.normalize(images.train.pixels[:2]), {}
     networks = {"dense": dense.eval(), "small": small}
     with tempfile.TemporaryDirectory(prefix="quern-") as folder:
@@ -109,6 +109,7 @@ def _sizes(dense: nn.Module, small: nn.Module, images: ImageSet, settings: Setti
                 "nonzero_parameters": size.nonzero_parameters,
                 "bytes": own.stat().st_size,
                 "macs": size.macs,
+                "memory": peak_memory(files[name], images.shape),
             }
         times = time_onnx(files, images.shape)
     for name, about in found.items():

@@ -48,6 +48,7 @@ class Size:
     parameters: int
     bytes: int
     latency_ms: float | None
+    memory: float | None
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ def _moduli(moduli: Any) -> Moduli:
 
 def _size(size: Any) -> Size:
     counts = {key: int(size[key]) for key in ("neurons", "parameters", "bytes")}
-    return Size(**counts, latency_ms=_maybe(size.get("latency_ms")))
+    return Size(**counts, latency_ms=_maybe(size.get("latency_ms")), memory=_maybe(size.get("memory")))
 
 
 def _maybe(value: Any) -> float | None:

@@ -120,13 +120,14 @@ def claims(found: Found, dataset: str) -> Table | None:
     claimed = dataset == "cifar10"
     rows = [_claim(group, claimed and group.method == "gamma-bn") for group in groups]
     if claimed:
-        said = ("under 17", "under 15,000", "5×", "about 3×", "", "", "none lost")
+        said = ("under 17", "under 15,000", "5×", "", "about 3×", "", "", "none lost")
         rows.insert(0, (word(METHODS["gamma-bn"]), word("the paper"), *map(word, said), *_blank(2)))
-    columns = ("method", "from", "neurons left, %", "parameters left", "file smaller", "faster")
+    columns = ("method", "from", "neurons left, %", "parameters left", "file smaller", "memory, MB", "faster")
     columns += ("accuracy before, %", "accuracy small, %", "points", "runs", "epochs")
     note = (
         "Small is the network with all that counts as zero removed, before is the same network with it. File and time "
-        "are ratios to the network that nothing was removed from; time is onnxruntime, one image, one thread."
+        "are ratios to the network that nothing was removed from. Time and memory, the most that the process took, "
+        "are onnxruntime's for one image in one thread."
     )
     notes = (note,)
     if claimed:
@@ -143,14 +144,19 @@ def _claim(group: Group, claimed: bool) -> tuple[Cell, ...]:
         run.dense.latency_ms / run.small.latency_ms for run in runs if run.dense.latency_ms and run.small.latency_ms
     ]
     faster = ratio(mean(times), 1.0) if times else NONE
+    sizes = [(run.dense.memory, run.small.memory) for run in runs]
+    memory = NONE
+    if all(a and b for a, b in sizes):
+        a, b = (mean([one[n] or 0.0 for one in sizes]) / 1e6 for n in (0, 1))
+        memory = word(f"{a:.0f} → {b:.0f}")
     before = measured([run.test_accuracy for run in runs])
     after = measured([run.cut_accuracy for run in runs])
     points = Cell(f"{_points(after, before):+.2f}", _points(after, before))
-    cells = (left, parameters, files, faster, before, after, points)
+    cells = (left, parameters, files, memory, faster, before, after, points)
     if claimed:
         good = (left.value, parameters.value, files.value, faster.value)
         met = [a is not None and test(a) for a, test in zip(good, _CLAIMS, strict=True)]
-        judgements = (*met, None, None, points.value is not None and points.value >= 0)
+        judgements = (*met[:3], None, met[3], None, None, points.value is not None and points.value >= 0)
         cells = tuple(c if m is None else judged(c, m) for c, m in zip(cells, judgements, strict=True))
     return (*_who(group), *cells, *_runs(group))
 
