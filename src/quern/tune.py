@@ -2,9 +2,10 @@
 
 Each method of each family has its own study in Optuna, with two goals: validation accuracy and quaternion sparsity
 (that of neurons for L1(BN)). A trial is the run of an experiment in short: fewer images, smaller batches, fewer epochs.
-The first half of the trials are spread evenly over the range of λ, the same for all but ℓ2. A trial is *good enough* if
-it loses no more than ``DROP`` of accuracy against a trial without penalty; each of the others halves the gap between
-the largest λ that is good enough and the next one. Chosen is the sparsest trial that is good enough, or, if none is,
+The first half of the trials part the range of λ, the same for all but ℓ2, evenly on a scale of powers; its ends are not
+tried, as one does nothing and the other kills everything. A trial is *good enough* if it loses no more than ``DROP`` of
+accuracy against a trial without penalty; each of the others halves the gap between the largest λ that is good enough
+and the next one. Chosen is the sparsest trial that is good enough, or, if none is,
 the most accurate one.
 
 A short trial has fewer steps for λ to act in, so a whole run with the same λ has at least as many zeros; what a λ costs
@@ -58,7 +59,7 @@ class Short:
 
 SHORT = {
     "mnist": Short(images=15_000, batch=100, epochs=8),
-    "cifar10": Short(images=10_000, batch=50, epochs=6),
+    "cifar10": Short(images=8_000, batch=25, epochs=5),
     "digits": Short(images=1_200, batch=64, epochs=10),
 }
 
@@ -155,8 +156,6 @@ def _study(
 
     name = f"{run.name}-{short.images}x{short.batch}{'' if weights else '-without'}"
     low, high = weights or (1.0, 1.0)
-    first = max(2, (count + 1) // 2)
-    spread = [low * (high / low) ** (n / (first - 1)) for n in range(first)]
     study = _open(storage, name)
     told = False
     while True:
@@ -170,7 +169,7 @@ def _study(
                     good = {t.params["lambda"]: t.values[0] >= floor for t in done}
                     # What another process is at may turn out either way.
                     good |= {t.params["lambda"]: False for t in busy if "lambda" in t.params}
-                    study.enqueue_trial({"lambda": next_weight(good, spread)})
+                    study.enqueue_trial({"lambda": next_weight(good, low, high, (count + 1) // 2)})
                 trial = study.ask()
                 weight = trial.suggest_float("lambda", low, high, log=True) if weights else None
                 trial.set_user_attr("process", [socket.gethostname(), os.getpid()])
@@ -259,16 +258,17 @@ def _process(trial: "FrozenTrial") -> str:
     return f"process {process} on {host}"
 
 
-def next_weight(good: Mapping[float, bool], spread: Sequence[float]) -> float:
-    """The λ to try next, from those tried so far and whether each was good enough: what is left of ``spread``, and
-    then the middle, on a scale of powers, between the largest good one and the next."""
-    for weight in spread:
+def next_weight(good: Mapping[float, bool], low: float, high: float, first: int) -> float:
+    """The λ to try next between ``low`` and ``high``, from those tried so far and whether each was good enough: the
+    ``first`` ones part the range, and each later one the gap above the largest good one; evenly on a scale of powers.
+    The ends stand for a good and a bad one."""
+    for n in range(1, first + 1):
+        weight = low * (high / low) ** (n / (first + 1))
         if not any(math.isclose(one, weight) for one in good):
             return weight
-    known = sorted(good)
-    best = max((n for n, weight in enumerate(known) if good[weight]), default=0)
-    low, high = known[best : best + 2] if best + 1 < len(known) else known[-2:]
-    return math.sqrt(low * high)
+    below = max((weight for weight, fine in good.items() if fine), default=low)
+    above = min((weight for weight in good if weight > below), default=high)
+    return math.sqrt(below * above)
 
 
 def chosen(trials: Sequence[Trial], drop: float = DROP) -> dict[tuple[str, str], Trial]:
