@@ -123,7 +123,7 @@ def write_experiments(
             if method != "none"
             for n in range(6)
         ]
-        (folder / dataset / "tuning.json").write_text(json.dumps({**about, "settings": {}, "trials": trials}))
+        (folder / dataset / "tuning.json").write_text(json.dumps({**about, "trials": trials}))
     write_compress(folder / "small-1")
     return folder
 

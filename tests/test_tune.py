@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from hypothesis import strategies as st
 
 from quern import data, tune
 from quern.data import Images, ImageSet
-from quern.errors import RecordError
+from quern.errors import Diverged, RecordError
 from quern.experiments import read_lambdas
+from quern.train import Result, Settings
 from quern.tune import RANGES, Short, Trial, chosen, next_weight, write_lambdas, write_trials
 from tests.commands import here, refused
 
@@ -233,6 +235,34 @@ def test_the_next_weight_where_all_or_none_are_good_enough() -> None:
     assert next_weight({10.0: False, 100.0: True}, 1.0, 1000.0, 2) == pytest.approx(math.sqrt(100 * 1000))
 
 
+def test_a_weight_that_diverges_is_not_good_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tune.fit
+
+    def diverges(network: Any, images: ImageSet, settings: Settings) -> Result:
+        weight = float(str(settings.penalty)[4:-1]) if settings.penalty else 0.0
+        if weight > 100:
+            raise Diverged("the loss is nan")
+        return replace(real(network, images, settings), val_accuracy=0.5)  # good enough
+
+    monkeypatch.setattr(tune, "fit", diverges)
+    tried = counted(monkeypatch)
+    found = tuned(tmp_path / "journal", 4)
+    low, high = RANGES["rql"]
+    assert tried[1:] == pytest.approx([low * 10, low * 100, math.sqrt(50 * high), math.sqrt(50 * math.sqrt(50 * high))])
+    bad = [t for t in found if t.weight is not None and t.weight > 100]
+    assert bad
+    assert {(t.val_accuracy, t.sparsity) for t in bad} == {(0.0, 0.0)}
+    assert chosen(found)["quern", "rql"].val_accuracy == 0.5
+    assert tuned(tmp_path / "journal", 4) == found
+    assert len(tried) == 5  # not tried again
+
+
+def test_nothing_to_compare_with_ends_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "fit", Mock(side_effect=Diverged("the loss is nan")))
+    with pytest.raises(Diverged):
+        tuned(tmp_path / "journal")
+
+
 @pytest.mark.parametrize("stop", [AssertionError("tell fails"), KeyboardInterrupt()])
 def test_stopped_and_gone_on_with_is_never_stopped(
     journal: tuple[Path, list[Trial]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: BaseException
@@ -265,7 +295,8 @@ def study_of(storage: Path, name: str = "digits/quern-rql-1-0-128x64") -> Any:
 def test_the_trial_of_a_process_that_is_gone_is_done_again(tmp_path: Path) -> None:
     expected = tuned(tmp_path / "whole", 3)
     storage = tmp_path / "journal"
-    tuned(storage, 1)
+    with pytest.raises(InterruptedError):
+        tuned(storage, 3, tell=Mock(side_effect=[None, None, InterruptedError]))  # one is done, and one without penalty
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     study = study_of(storage)
@@ -361,12 +392,13 @@ def test_a_file_that_holds_no_weights_is_left_alone(tmp_path: Path, text: str) -
 def test_one_trial_of_each_method_is_marked(tmp_path: Path) -> None:
     """Also among trials that are equal, as when λ is so large that nothing is left."""
     trials = [none(0.9), *(trial(0.9, 1.0, method, 5.0) for method in ("rq", "rql") for _ in range(3))]
-    write_trials(tmp_path, "digits", [none(0.9), trial(0.9, 0.5, "l1")], SHORT)
+    longer = replace(SHORT, epochs=SHORT.epochs + 1)
+    write_trials(tmp_path, "digits", [none(0.9), trial(0.9, 0.5, "l1")], longer)
     path = write_trials(tmp_path, "digits", trials, SHORT)
     assert path == tmp_path / "digits" / "tuning.json"
     found = json.loads(path.read_text())
-    assert found["settings"] == asdict(SHORT)
     rows = found["trials"]
+    assert [row["trained"] for row in rows] == [asdict(longer)] + [asdict(SHORT)] * 7
     marked = [(row["family"], row["method"]) for row in rows if row["chosen"]]
     assert sorted(marked) == [("quern", "l1"), ("quern", "rq"), ("quern", "rql")]
     assert [row["method"] for row in rows] == ["l1", "none", *["rq"] * 3, *["rql"] * 3]

@@ -40,6 +40,10 @@ class TraceError(QuernError):
     """The forward of a network cannot be followed."""
 
 
+class Diverged(TrainingError):
+    """The loss of a training is no longer a number, or beyond all measure."""
+
+
 class Stopped(TrainingError):
     """Ctrl-C or SIGTERM arrived while training; the state was saved. ``signal`` is the number of the signal."""
 

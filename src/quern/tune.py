@@ -31,10 +31,11 @@ import torch
 from quern import data
 from quern.data import Images, ImageSet
 from quern.environment import facts
-from quern.errors import RecordError
+from quern.errors import Diverged, RecordError
 from quern.experiments import build, read_lambdas, settings_of
 from quern.files import write_text
 from quern.records import METHODS, Run, read_json
+from quern.sparsity import measure
 from quern.train import fit
 
 if TYPE_CHECKING:
@@ -91,14 +92,20 @@ def without_test(images: ImageSet, count: int) -> ImageSet:
 
 
 def try_weight(images: ImageSet, run: Run, weight: float | None, batch: int) -> Trial:
-    """Train a run in short with ``weight`` as its λ."""
-    found = fit(build(run), images, replace(settings_of(run, weight), batch=batch))
-    size = found.sparsity
+    """Train a run in short with ``weight`` as its λ. If that diverges, nothing was learned, and nothing is zero."""
+    network = build(run)
+    size, accuracy = measure(network), 0.0
+    try:
+        found = fit(network, images, replace(settings_of(run, weight), batch=batch))
+        size, accuracy = found.sparsity, found.val_accuracy
+    except Diverged:
+        if weight is None:  # there is nothing to compare with then
+            raise
     return Trial(
         family=run.family,
         method=run.method,
         weight=weight,
-        val_accuracy=found.val_accuracy,
+        val_accuracy=accuracy,
         component_sparsity=size.component_sparsity,
         quaternion_sparsity=size.quaternion_sparsity,
         neuron_sparsity=size.neuron_sparsity,
@@ -302,7 +309,8 @@ def write_lambdas(path: Path, dataset: str, trials: Sequence[Trial]) -> None:
 
 
 def write_trials(results: Path, dataset: str, trials: Sequence[Trial], short: Short) -> Path:
-    """Keep all trials, with the chosen ones marked; those of families and methods not among them stay."""
+    """Keep all trials, with how much of a run each was and the chosen ones marked; those of families and methods not
+    among them stay."""
     path = results / dataset / "tuning.json"
     picked = {id(trial) for trial in chosen(trials).values()}  # one of several that are equal
     mine = {(t.family, t.method) for t in trials}
@@ -310,8 +318,8 @@ def write_trials(results: Path, dataset: str, trials: Sequence[Trial], short: Sh
     rows = [row for row in before if (row["family"], row["method"]) not in mine]
     for trial in trials:
         row = asdict(trial)
-        rows.append({"lambda": row.pop("weight"), **row, "chosen": id(trial) in picked})
+        rows.append({"lambda": row.pop("weight"), **row, "chosen": id(trial) in picked, "trained": asdict(short)})
     path.parent.mkdir(parents=True, exist_ok=True)
-    record = {"dataset": dataset, "settings": asdict(short), "environment": facts(), "trials": rows}
+    record = {"dataset": dataset, "environment": facts(), "trials": rows}
     write_text(path, json.dumps(record, indent=1) + "\n")
     return path

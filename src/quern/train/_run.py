@@ -22,7 +22,7 @@ from quern import checkpoint, io
 from quern.compact import Plan, compact_, plan
 from quern.data import ImageSet
 from quern.distributed import Team, team
-from quern.errors import Stopped, TrainingError
+from quern.errors import Diverged, Stopped, TrainingError
 from quern.files import write_text
 from quern.optim import FrozenZeros, ProximalAdam, ProximalSGD, freeze_zeros
 from quern.sparsity import Sparsity, measure
@@ -359,7 +359,7 @@ class _Run:
         kept = "there is no checkpoint yet"
         if self.out is not None and (self.out / "last.safetensors").exists():
             kept = f"the last good checkpoint is {self.out / 'last.safetensors'} ({self.state['epoch']} epochs done)"
-        raise TrainingError(
+        raise Diverged(
             f"the loss is {loss:g} in epoch {epoch + 1}, step {step + 1}: the training diverged; {kept}. "
             "Try a smaller learning rate or penalty."
         )
