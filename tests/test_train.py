@@ -8,8 +8,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from torch import nn
 
 from quern import checkpoint, io, models
@@ -18,6 +20,7 @@ from quern.data import Images, ImageSet, digits
 from quern.errors import CompactionError, TrainingError
 from quern.penalties import L1, RQ, RQL, GammaL1
 from quern.train import Result, Settings, augment, derived_seed, evaluate, fit
+from tests.commands import quern
 
 
 @pytest.fixture(scope="module")
@@ -387,3 +390,37 @@ def test_healing_without_dropout(images: ImageSet) -> None:
 def test_bfloat16_trains(images: ImageSet) -> None:
     result = fit(build(), images, dataclasses.replace(SHORT, precision="bfloat16", epochs=4))
     assert result.val_accuracy > 0.5
+
+
+# What counts as zero.
+
+
+@pytest.mark.parametrize("tol", [0.0, 1e-3, 0.05])
+def test_a_training_reports_zeros_up_to_tol(tol: float, images: ImageSet, tmp_path: Path) -> None:
+    how = Settings(epochs=2, penalty=RQ(100.0), optimizer="adam", batch=64, lr=5e-3, ramp=0.0, tol=tol)
+    result = fit(build(), images, how, tmp_path / "run")
+    found = load_file(tmp_path / "run" / "model.safetensors")
+    rows = np.concatenate([w.reshape(4, -1) for name, w in found.items() if name.endswith("weight")], 1)
+    zero = np.abs(rows) <= tol
+    assert result.sparsity.component_sparsity == result.history[-1]["component_sparsity"] == zero.mean()
+    assert result.sparsity.quaternion_sparsity == result.history[-1]["quaternion_sparsity"] == zero.all(0).mean()
+    assert result.sparsity.tol == tol
+    assert (zero.mean() > 0) == (tol > 0)
+    assert (rows == 0).sum() == 0  # nothing was changed in the network
+
+
+@pytest.mark.parametrize("tol", [-1e-9, float("nan"), float("inf")])
+def test_a_tol_that_is_none_is_one_sentence(tol: float) -> None:
+    with pytest.raises(TrainingError, match=rf"tol is {tol}, but .*\.$"):
+        Settings(tol=tol)
+
+
+def test_the_command_to_train_takes_tol(tmp_path: Path) -> None:
+    common = ["--epochs", 1, "--penalty", "rq", "--lambda", 100, "--optimizer", "adam", "--ramp", 0, "--threads", 1]
+    out, err = quern("train", *common, "--tol", "0.01", "--out", tmp_path / "run", "--json")
+    found = load_file(tmp_path / "run" / "model.safetensors")
+    rows = np.concatenate([w.reshape(4, -1) for name, w in found.items() if name.endswith("weight")], 1)
+    share = (np.abs(rows) <= 0.01).mean()
+    assert json.loads(out)["sparsity"]["component_sparsity"] == share > 0
+    assert f"up to 0.01: {share:.1%} of components" in err
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["settings"]["tol"] == 0.01
