@@ -23,7 +23,7 @@ settings.register_profile(
     "quern",
     deadline=None,
     derandomize=True,
-    max_examples=40,
+    max_examples=30,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

@@ -95,6 +95,7 @@ def test_flipping_one_sign_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_matches_real(linear.build(), linear.real, *linear.draw())
 
 
+@pytest.mark.unchecked  # as a user would run them; type checks make them take twice as long
 def test_the_examples_in_the_documents_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +113,7 @@ def test_the_examples_in_the_documents_run(
     assert {path.name for path in tmp_path.iterdir()} == {"small.onnx", "small.safetensors"}
 
 
+@pytest.mark.unchecked
 def test_the_example_of_a_network_of_ones_own_runs(capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(__file__).parent.parent / "examples" / "residual.py"
     found = runpy.run_path(str(path))["main"](epochs=2, grind=2, heal=1)
