@@ -2,11 +2,10 @@
 
 Each method of each family has its own study in Optuna, with two goals: validation accuracy and quaternion sparsity
 (that of neurons for L1(BN)). A trial is the run of an experiment in short: fewer images, smaller batches, fewer epochs.
-The first half of the trials part the range of λ, the same for all but ℓ2, evenly on a scale of powers; its ends are not
-tried, as one does nothing and the other kills everything. A trial is *good enough* if it loses no more than ``DROP`` of
-accuracy against a trial without penalty; each of the others halves the gap between the largest λ that is good enough
-and the next one. Chosen is the sparsest trial that is good enough, or, if none is,
-the most accurate one.
+The first half of the trials part the range of λ, the same for all but ℓ2, evenly on a scale of powers; the range is so
+wide that its ends, taken to be too weak and too strong, are not tried. A trial is *good enough* if it loses no more
+than ``DROP`` of accuracy against a trial without penalty; each of the others halves the gap between the largest λ that
+is good enough and the next one. Chosen is the sparsest trial that is good enough, or, if none is, the most accurate.
 
 A short trial has fewer steps for λ to act in, so a whole run with the same λ has at least as many zeros; what a λ costs
 in accuracy shows in the trial.

@@ -127,8 +127,8 @@ def claims(found: Found, dataset: str) -> Table | None:
     columns += ("accuracy before, %", "accuracy small, %", "points", "runs", "epochs")
     note = (
         "Small is the network with all that counts as zero removed, before is the same network with it. File and time "
-        "are ratios to the network that nothing was removed from. Time and memory, the most that the process took, "
-        "are onnxruntime's for one image in one thread."
+        "are ratios to the network that nothing was removed from; time is onnxruntime, one image, one thread. "
+        "Memory is the most that a process takes with onnxruntime and the network, for one image."
     )
     notes = (note,)
     if claimed:
@@ -145,11 +145,8 @@ def _claim(group: Group, claimed: bool) -> tuple[Cell, ...]:
         run.dense.latency_ms / run.small.latency_ms for run in runs if run.dense.latency_ms and run.small.latency_ms
     ]
     faster = ratio(mean(times), 1.0) if times else NONE
-    sizes = [(run.dense.memory, run.small.memory) for run in runs]
-    memory = NONE
-    if all(a and b for a, b in sizes):
-        a, b = (mean([one[n] or 0.0 for one in sizes]) / 1e6 for n in (0, 1))
-        memory = word(f"{a:.0f} → {b:.0f}")
+    used = [(run.dense.memory, run.small.memory) for run in runs if run.dense.memory and run.small.memory]
+    memory = word(" → ".join(f"{mean(side) / 1e6:.0f}" for side in zip(*used, strict=True))) if used else NONE
     before = measured([run.test_accuracy for run in runs])
     after = measured([run.cut_accuracy for run in runs])
     points = Cell(f"{_points(after, before):+.2f}", _points(after, before))
