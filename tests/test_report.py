@@ -219,7 +219,8 @@ def test_text_survives_markdown_csv_and_latex(text: str) -> None:
     line = to_markdown(table).splitlines()[-1]
     assert re.sub(r"\\([\\|`*<\[])", r"\1", re.split(r"(?<!\\)(?:\\\\)*\|", line)[0]) == ""
     assert list(csv.reader(io.StringIO(to_csv(table))))[1] == ["x", text]
-    bare = re.sub(r"\\[a-zA-Z]+(\{\d*\})?|\\[&%$#_{}]", "", latex(text))
+    bare = re.sub(r"\\[a-zA-Z]+(\{\d*\})?|\\[&%$#_{}]|(?<=-)\{\}", "", latex(text))
+    assert "--" not in latex(text)
     assert not set(bare) & set("&%#~^\\{}") or "$" in bare  # what is left of mathematics stands between dollars
     assert latex(text).count("$") % 2 == latex(text).count(r"\$") % 2
 
@@ -227,6 +228,7 @@ def test_text_survives_markdown_csv_and_latex(text: str) -> None:
 def test_latex_sets_mathematics_and_obeys_nothing() -> None:
     assert latex("R_Q + BN, R_QL, ℓ1") == r"$R_{Q}$ + BN, $R_{QL}$, $\ell_{1}$"
     assert latex("a & b_c 100% ~\\x{}") == r"a \& b\_c 100\% \textasciitilde{}\textbackslash{}x\{\}"
+    assert latex("--max-neurons ---") == "-{}-max-neurons -{}-{}-"
 
 
 # Figures

@@ -167,11 +167,13 @@ _LATEX = {
     "≤": r"$\le$",
     "λ": r"$\lambda$",
     "γ": r"$\gamma$",
-    "–": "--",
+    "–": r"\textendash{}",
     "▲": r"$\blacktriangle$",
     "▼": r"$\blacktriangledown$",
-    "✓": r"\ding{51}",
-    "✗": r"\ding{55}",
+    "✓": r"$\checkmark$",
+    "✗": r"$\boxtimes$",
+    "'": r"\textquotesingle{}",
+    "`": r"\textasciigrave{}",
     "ℓ": r"$\ell$",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
 }
@@ -184,7 +186,8 @@ def latex(text: str) -> str:
     """Text as LaTeX sets it, with nothing in it that LaTeX would obey."""
 
     def plain(part: str) -> str:
-        return _SIGNS_OF_LATEX.sub(lambda found: _LATEX[found[0]], part)
+        # The two signs before a command's option would be set as a dash.
+        return re.sub("-(?=-)", "-{}", _SIGNS_OF_LATEX.sub(lambda found: _LATEX[found[0]], part))
 
     parts, end = [], 0
     for found in MATHEMATICS.finditer(text):
@@ -195,9 +198,9 @@ def latex(text: str) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A ``tabular`` between rules; it needs the packages booktabs, amssymb and pifont."""
+    """A ``tabular`` between rules; it needs the packages booktabs, amssymb and textcomp."""
     sides = "".join("r" if table.numeric(n) else "l" for n in range(len(table.columns)))
-    lines = ["% needs \\usepackage{booktabs,amssymb,pifont}", f"\\begin{{tabular}}{{{sides}}}", "\\toprule"]
+    lines = ["% needs \\usepackage{booktabs,amssymb,textcomp}", f"\\begin{{tabular}}{{{sides}}}", "\\toprule"]
     lines += [" & ".join(map(latex, table.columns)) + r" \\", "\\midrule"]
     groups = table.groups()
     for n, group in enumerate(groups):
