@@ -1,17 +1,15 @@
-"""The loop itself: steps, epochs, files, signals."""
+"""The loop itself: steps, epochs, milestones; how it is saved and goes on."""
 
 import json
 import math
 import shlex
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,68 +23,16 @@ from quern.distributed import Team, team
 from quern.errors import Diverged, Stopped, TrainingError
 from quern.files import write_text
 from quern.optim import FrozenZeros, ProximalAdam, ProximalSGD, freeze_zeros
-from quern.sparsity import Sparsity, measure
+from quern.sparsity import measure
 from quern.train._batches import Batch, Loaders, Source, derived_seed, evaluate, source
+from quern.train._files import Files
+from quern.train._protocols import Grinding, Result, Steer, Watcher
 from quern.train._settings import Phase, Settings
+from quern.train._signals import Signals
 
 MILESTONES = 20  # of a grinding that is steered
 FINAL_PASSES = 5  # chances at its end to meet the goal, which a steering may move
 TEMPERATURE = 4.0
-
-
-@runtime_checkable
-class Watcher(Protocol):
-    """Something that is told how the training goes: a progress bar, a log, event files."""
-
-    def start(self, settings: Settings, epoch: int, steps: int) -> None: ...
-    def step(self, epoch: int, phase: Phase, step: int, steps: int, loss: float) -> None: ...
-    def epoch(self, line: dict[str, Any]) -> None: ...
-    def end(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a training reached: the kept epoch's validation accuracy, the test accuracy, and the network's sparsity."""
-
-    history: tuple[dict[str, Any], ...]
-    best_epoch: int
-    val_accuracy: float
-    test_accuracy: float
-    test_loss: float
-    sparsity: Sparsity
-    seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "history": list(self.history), "sparsity": self.sparsity.to_dict()}
-
-    @staticmethod
-    def from_dict(values: dict[str, Any]) -> "Result":
-        own = {f.name: values[f.name] for f in fields(Result)}
-        own["sparsity"] = Sparsity.from_dict(own["sparsity"])
-        return Result(**{**own, "history": tuple(own["history"])})
-
-
-@dataclass(frozen=True)
-class Grinding:
-    """A training under its penalty, as a :class:`Steer` sees it: the network and its optimizer, the number of this
-    milestone (from 0), the steps to the next one, and what the steering wants to remember (plain values; they are saved
-    with the training)."""
-
-    model: nn.Module
-    optimizer: ProximalAdam | ProximalSGD
-    milestone: int
-    steps: float
-    memory: dict[str, Any]
-
-
-@runtime_checkable
-class Steer(Protocol):
-    """Steers a grinding at each of the ``MILESTONES`` that part it into equal parts, and at its end. First it says what
-    to ``remove`` at once, besides what died; then the ``strength``, the factor of λ from here on. None as strength ends
-    the grinding: what is zero stays so, and its epochs go on without the penalty."""
-
-    def remove(self, now: Grinding) -> Plan | None: ...
-    def strength(self, now: Grinding) -> float | None: ...
 
 
 def find_device(name: str) -> torch.device:
@@ -156,7 +102,8 @@ class _Run:
         teacher: nn.Module | None,
         steer: Steer | None,
     ) -> None:
-        self.model, self.source, self.settings, self.out, self.crew = model, source, settings, out, crew
+        self.model, self.source, self.settings, self.crew = model, source, settings, crew
+        self.out, self.files = out, Files(out, crew.leads)
         self.watchers, self.teacher, self.steer = watchers, teacher, steer
         self.steps, self.example = source.steps, source.example
         self.device = source.example.device
@@ -171,19 +118,19 @@ class _Run:
         self.state |= {"processes": crew.size, "plan": None, "images": 0}
         self.state |= {"strength": 0.0, "steered": {}, "enough": False}
         self.best: dict[str, Tensor] | None = None  # the best network, where this process has seen it
-        self.stop_signal: int | None = None
+        self.signals = Signals()
 
     def run(self, resume: bool) -> Result:
         started: list[Watcher] = []
         try:
-            self._prepare_folder(resume)
-            if self.crew.from_leader(resume and self.out is not None and (self.out / "last.safetensors").exists()):
+            self.files.prepare(resume)
+            if self.crew.from_leader(resume and self.files.begun):
                 self._restore()
             self._wrap()
             for watcher in self.watchers:
                 watcher.start(self.settings, self.state["epoch"], self.steps)
                 started.append(watcher)
-            with self._signals():
+            with self.signals:
                 while self.state["epoch"] < self.settings.total:
                     self._epoch()
             return self._finish()
@@ -258,12 +205,12 @@ class _Run:
             state["step"] += 1
             state["seconds"] = before + time.perf_counter() - started
             if self._must_stop():
-                assert self.stop_signal is not None
+                assert self.signals.received is not None
                 self._check_health(epoch)
                 self._save("last")
                 self.crew.sum(0.0)  # nobody leaves before the leader has saved: torchrun would end it
-                name = signal.Signals(self.stop_signal).name
-                raise Stopped(f"stopped by {name}: {self._how_to_go_on()}", self.stop_signal)
+                name = signal.Signals(self.signals.received).name
+                raise Stopped(f"stopped by {name}: {self._how_to_go_on()}", self.signals.received)
         if self.steer is not None and phase == "grind" and place == settings.epochs - 1:
             for _ in range(FINAL_PASSES):
                 if not state["enough"]:
@@ -357,7 +304,7 @@ class _Run:
 
     def _diverged(self, loss: float, epoch: int, step: int) -> None:
         kept = "there is no checkpoint yet"
-        if self.out is not None and (self.out / "last.safetensors").exists():
+        if self.out is not None and self.files.begun:
             kept = f"the last good checkpoint is {self.out / 'last.safetensors'} ({self.state['epoch']} epochs done)"
         raise Diverged(
             f"the loss is {loss:g} in epoch {epoch + 1}, step {step + 1}: the training diverged; {kept}. "
@@ -366,8 +313,7 @@ class _Run:
 
     def _finish(self) -> Result:
         if self.crew.leads and self.best is None:
-            assert self.out is not None  # only a resumed run has its best network on disk alone
-            tensors, _ = checkpoint.load(self.out / "best.safetensors")
+            tensors, _ = self.files.load("best")  # only a resumed run has its best network on disk alone
             self.best = {name.removeprefix("model."): t for name, t in tensors.items()}
         self.model.load_state_dict(self.crew.from_leader(self.best if self.crew.leads else None))
         if self.settings.compact_every:
@@ -384,64 +330,27 @@ class _Run:
             sparsity=measure(self.model, self.example, self.settings.tol).within(self.whole),
             seconds=sum(line["seconds"] for line in history),
         )
-        if self.out is not None and self.crew.leads:
-            with self._writing("model.safetensors"):
+        if self.files.writes:
+            with self.files.writing("model.safetensors") as path:
                 about = {"test_accuracy": test_accuracy, "val_accuracy": best["val_accuracy"]}
-                io.save(self.model, self.out / "model.safetensors", metrics=about, images=self.source.about())
-            with self._writing("result.json"):
-                self._write_history()  # killed right after the last checkpoint, it may lack a line
-                write_text(self.out / "result.json", json.dumps(result.to_dict(), indent=1))
+                io.save(self.model, path, metrics=about, images=self.source.about())
+            self.files.write_history(history)  # killed right after the last checkpoint, it may lack a line
+            with self.files.writing("result.json") as path:
+                write_text(path, json.dumps(result.to_dict(), indent=1))
         return result
 
-    # Files.
-
-    def _prepare_folder(self, resume: bool) -> None:
-        if self.out is None:
-            if resume:
-                raise TrainingError("there is nothing to resume without the folder of a run: say out=.")
-            return
-        if not self.crew.leads:
-            return
-        if resume and not self.out.is_dir():
-            raise TrainingError(f"{self.out} is not there, so there is no run to resume.")
-        if not resume and (self.out / "last.safetensors").exists():
-            raise TrainingError(f"{self.out} already holds a run: go on with --resume, or choose another folder.")
-        with self._writing(""):
-            self.out.mkdir(parents=True, exist_ok=True)
-            for left in self.out.glob(".*.safetensors.*.tmp"):  # by a run that was killed while it saved
-                left.unlink()
-
     def _save(self, name: str) -> None:
-        if self.out is None or not self.crew.leads:
-            return
         tensors = {f"model.{key}": value for key, value in self.model.state_dict().items()}
         state = {"settings": self.settings.to_dict(), **self.state, "costs": getattr(self.optimizer, "costs", {})}
         if name == "last":
             tensors |= {f"optimizer.{k}": v for k, v in checkpoint.optimizer_tensors(self.optimizer).items()}
             tensors |= {f"frozen.{k}": v for k, v in (self.frozen.state_dict() if self.frozen else {}).items()}
-        with self._writing(f"{name}.safetensors"):
-            checkpoint.save(self.out / f"{name}.safetensors", tensors, state)
-            if name == "last":
-                self._write_history()
-
-    def _write_history(self) -> None:
-        assert self.out is not None
-        write_text(self.out / "history.jsonl", "".join(json.dumps(line) + "\n" for line in self.state["history"]))
-
-    @contextmanager
-    def _writing(self, name: str) -> Iterator[None]:
-        assert self.out is not None
-        try:
-            yield
-        except OSError as reason:
-            raise TrainingError(
-                f"{self.out / name} could not be written ({reason.strerror or reason}): make room or choose another "
-                "folder; the files that were there are as they were."
-            ) from reason
+        self.files.save(name, tensors, state)
+        if name == "last":
+            self.files.write_history(self.state["history"])
 
     def _restore(self) -> None:
-        found = checkpoint.load(self.out / "last.safetensors") if self.crew.leads and self.out else None
-        tensors, state = self.crew.from_leader(found)
+        tensors, state = self.crew.from_leader(self.files.load("last") if self.crew.leads else None)
         ours = json.loads(json.dumps(self.settings.to_dict()))
         if changed := [key for key in ours if ours[key] != state["settings"].get(key)]:
             raise TrainingError(f"{self.out} was trained with other settings: {', '.join(changed)} differ.")
@@ -467,34 +376,11 @@ class _Run:
         if part("frozen."):
             self.frozen = freeze_zeros(self.model, part("frozen."))
 
-    # Being stopped.
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end the training after the current step; a second Ctrl-C ends it at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-        def note(number: int, _: object) -> None:
-            if number == self.stop_signal == signal.SIGINT:
-                raise KeyboardInterrupt
-            self.stop_signal = self.stop_signal or number  # a SIGTERM may come from a scheduler and from torchrun
-
-        for number in before:
-            signal.signal(number, note)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
     def _must_stop(self) -> bool:
         if self.crew.size > 1:  # all stop after the same step, whichever was told to
-            told = int(self.crew.sum(float(self.stop_signal or 0))[0])
-            self.stop_signal = self.stop_signal or (signal.SIGTERM if told else None)
-        return self.stop_signal is not None
+            told = int(self.crew.sum(float(self.signals.received or 0))[0])
+            self.signals.received = self.signals.received or (signal.SIGTERM if told else None)
+        return self.signals.received is not None
 
     def _place(self) -> str:
         return f"epoch {self.state['epoch'] + 1}, step {self.state['step']} of {self.steps}"

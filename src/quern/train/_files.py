@@ -1,0 +1,70 @@
+"""The folder of a training: checkpoints, history and result, each there and whole or not there."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from quern import checkpoint
+from quern.errors import TrainingError
+from quern.files import write_text
+
+__all__ = ["Files"]
+
+
+class Files:
+    """What a training keeps in ``folder``: the checkpoints ``last``, with all that is needed to go on, and ``best``,
+    with the best weights; one line of ``history.jsonl`` an epoch. Without a folder, or in a process that does not lead
+    (``writes`` is False), nothing is written."""
+
+    def __init__(self, folder: Path | None, writes: bool) -> None:
+        self.folder, self.writes = folder, writes and folder is not None
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is something to go on from."""
+        return self.folder is not None and (self.folder / "last.safetensors").exists()
+
+    def prepare(self, resume: bool) -> None:
+        if self.folder is None and resume:
+            raise TrainingError("there is nothing to resume without the folder of a run: say out=.")
+        if self.folder is None or not self.writes:
+            return
+        if resume and not self.folder.is_dir():
+            raise TrainingError(f"{self.folder} is not there, so there is no run to resume.")
+        if not resume and self.begun:
+            raise TrainingError(f"{self.folder} already holds a run: go on with --resume, or choose another folder.")
+        with self.writing("") as folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            for left in folder.glob(".*.safetensors.*.tmp"):  # by a run that was killed while it saved
+                left.unlink()
+
+    def save(self, name: str, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Write the checkpoint of that name."""
+        if self.writes:
+            with self.writing(f"{name}.safetensors") as path:
+                checkpoint.save(path, tensors, state)
+
+    def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        assert self.folder is not None
+        return checkpoint.load(self.folder / f"{name}.safetensors")
+
+    def write_history(self, lines: Sequence[dict[str, Any]]) -> None:
+        if self.writes:
+            with self.writing("history.jsonl") as path:
+                write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """The path of a file of that name, and one sentence if it cannot be written."""
+        assert self.folder is not None
+        try:
+            yield self.folder / name
+        except OSError as reason:
+            raise TrainingError(
+                f"{self.folder / name} could not be written ({reason.strerror or reason}): make room or choose another "
+                "folder; the files that were there are as they were."
+            ) from reason

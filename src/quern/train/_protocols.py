@@ -1,0 +1,68 @@
+"""What a training gives, and what may watch or steer it."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Protocol, runtime_checkable
+
+from torch import nn
+
+from quern.compact import Plan
+from quern.optim import ProximalAdam, ProximalSGD
+from quern.sparsity import Sparsity
+from quern.train._settings import Phase, Settings
+
+__all__ = ["Grinding", "Result", "Steer", "Watcher"]
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """Something that is told how the training goes: a progress bar, a log, event files."""
+
+    def start(self, settings: Settings, epoch: int, steps: int) -> None: ...
+    def step(self, epoch: int, phase: Phase, step: int, steps: int, loss: float) -> None: ...
+    def epoch(self, line: dict[str, Any]) -> None: ...
+    def end(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a training reached: the kept epoch's validation accuracy, the test accuracy, and the network's sparsity."""
+
+    history: tuple[dict[str, Any], ...]
+    best_epoch: int
+    val_accuracy: float
+    test_accuracy: float
+    test_loss: float
+    sparsity: Sparsity
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "history": list(self.history), "sparsity": self.sparsity.to_dict()}
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> "Result":
+        own = {f.name: values[f.name] for f in fields(Result)}
+        own["sparsity"] = Sparsity.from_dict(own["sparsity"])
+        return Result(**{**own, "history": tuple(own["history"])})
+
+
+@dataclass(frozen=True)
+class Grinding:
+    """A training under its penalty, as a :class:`Steer` sees it: the network and its optimizer, the number of this
+    milestone (from 0), the steps to the next one, and what the steering wants to remember (plain values; they are saved
+    with the training)."""
+
+    model: nn.Module
+    optimizer: ProximalAdam | ProximalSGD
+    milestone: int
+    steps: float
+    memory: dict[str, Any]
+
+
+@runtime_checkable
+class Steer(Protocol):
+    """Steers a grinding at each of the ``MILESTONES`` that part it into equal parts, and at its end. First it says what
+    to ``remove`` at once, besides what died; then the ``strength``, the factor of λ from here on. None as strength ends
+    the grinding: what is zero stays so, and its epochs go on without the penalty."""
+
+    def remove(self, now: Grinding) -> Plan | None: ...
+    def strength(self, now: Grinding) -> float | None: ...
