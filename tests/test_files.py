@@ -1,12 +1,15 @@
 """Files are whole or not there."""
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from quern.files import replacing, write_text
+from quern.files import claimed, replacing, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -89,3 +92,34 @@ def test_readers_see_one_text_or_the_other(tmp_path: Path) -> None:
     reader.join()
     assert seen
     assert seen <= set(texts)
+
+
+def test_a_folder_is_claimed_once_until_its_process_ends(tmp_path: Path) -> None:
+    with claimed(tmp_path) as ours, claimed(tmp_path) as theirs:
+        assert ours
+        assert not theirs
+    holds = f"""
+import time
+from pathlib import Path
+from quern.files import claimed
+with claimed(Path({str(tmp_path)!r})) as ours:
+    print(ours, flush=True)
+    time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", holds], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        with claimed(tmp_path) as ours:
+            assert not ours
+        other.send_signal(signal.SIGKILL)
+    with claimed(tmp_path) as ours:
+        assert ours
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("stop", [ValueError, KeyboardInterrupt])
+def test_a_claim_ends_with_what_it_was_for(tmp_path: Path, stop: type[BaseException]) -> None:
+    with pytest.raises(stop), claimed(tmp_path):
+        raise stop
+    with claimed(tmp_path) as ours:
+        assert ours

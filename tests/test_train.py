@@ -18,6 +18,7 @@ from quern import checkpoint, io, models
 from quern import nn as qnn
 from quern.data import Images, ImageSet, digits
 from quern.errors import CompactionError, TrainingError
+from quern.files import claimed
 from quern.penalties import L1, RQ, RQL, GammaL1
 from quern.train import Result, Settings, augment, derived_seed, evaluate, fit
 from tests.commands import quern
@@ -233,6 +234,10 @@ def test_resume_refuses_what_does_not_fit(images: ImageSet, tmp_path: Path) -> N
         fit(models.digits_qcnn(), images, SHORT, tmp_path, resume=True)
     with pytest.raises(TrainingError, match="no run to resume"):
         fit(build(), images, SHORT, tmp_path / "nowhere", resume=True)
+    (tmp_path / ".last.safetensors.abc.tmp").write_text("what the other one is writing")
+    with claimed(tmp_path), pytest.raises(TrainingError, match="another training is at"):
+        fit(build(), images, SHORT, tmp_path, resume=True)
+    assert (tmp_path / ".last.safetensors.abc.tmp").exists()
     (tmp_path / "last.safetensors").write_bytes((tmp_path / "last.safetensors").read_bytes()[:-100])
     with pytest.raises(TrainingError, match="not a checkpoint of quern, or is damaged"):
         fit(build(), images, SHORT, tmp_path, resume=True)

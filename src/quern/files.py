@@ -3,10 +3,10 @@
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["replacing", "write_text"]
+__all__ = ["claimed", "replacing", "write_text"]
 
 
 @contextmanager
@@ -37,3 +37,28 @@ def _umask() -> int:
 def write_text(path: Path, text: str) -> None:
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[bool]:
+    """Whether the folder is this process's for the time being: False if another one has claimed it. The claim ends with
+    its process, however that ends. Where there are no locks, everybody's claim holds."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield True
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    ours = True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        ours = False
+    except OSError:  # a file system without locks
+        pass
+    try:
+        yield ours
+    finally:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked meanwhile has the handle, too
+        os.close(handle)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quern import checkpoint
 from quern.errors import TrainingError
-from quern.files import write_text
+from quern.files import claimed, write_text
 
 __all__ = ["Files"]
 
@@ -28,19 +28,28 @@ class Files:
         """Whether there is something to go on from."""
         return self.folder is not None and (self.folder / "last.safetensors").exists()
 
-    def prepare(self, resume: bool) -> None:
+    @contextmanager
+    def prepared(self, resume: bool) -> Iterator[None]:
+        """The folder made, or found as it should be, and nobody else's meanwhile: two trainings in one would mix their
+        checkpoints."""
         if self.folder is None and resume:
             raise TrainingError("there is nothing to resume without the folder of a run: say out=.")
         if self.folder is None or not self.writes:
+            yield
             return
         if resume and not self.folder.is_dir():
             raise TrainingError(f"{self.folder} is not there, so there is no run to resume.")
         if not resume and self.begun:
             raise TrainingError(f"{self.folder} already holds a run: go on with --resume, or choose another folder.")
-        with self.writing("") as folder:
-            folder.mkdir(parents=True, exist_ok=True)
-            for left in folder.glob(".*.safetensors.*.tmp"):  # by a run that was killed while it saved
-                left.unlink()
+        with self.writing(""):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with claimed(self.folder) as ours:
+            if not ours:
+                raise TrainingError(f"another training is at {self.folder}: wait for it, or choose another folder.")
+            with self.writing(""):
+                for left in self.folder.glob(".*.safetensors.*.tmp"):  # by a run that was killed while it saved
+                    left.unlink()
+            yield
 
     def save(self, name: str, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Write the checkpoint of that name."""

@@ -123,17 +123,17 @@ class _Run:
     def run(self, resume: bool) -> Result:
         started: list[Watcher] = []
         try:
-            self.files.prepare(resume)
-            if self.crew.from_leader(resume and self.files.begun):
-                self._restore()
-            self._wrap()
-            for watcher in self.watchers:
-                watcher.start(self.settings, self.state["epoch"], self.steps)
-                started.append(watcher)
-            with self.signals:
-                while self.state["epoch"] < self.settings.total:
-                    self._epoch()
-            return self._finish()
+            with self.files.prepared(resume):
+                if self.crew.from_leader(resume and self.files.begun):
+                    self._restore()
+                self._wrap()
+                for watcher in self.watchers:
+                    watcher.start(self.settings, self.state["epoch"], self.steps)
+                    started.append(watcher)
+                with self.signals:
+                    while self.state["epoch"] < self.settings.total:
+                        self._epoch()
+                return self._finish()
         except RuntimeError as reason:
             if self.crew.size > 1 and any(word in str(reason) for word in ("gloo", "NCCL", "Connection", "peer")):
                 raise TrainingError(
