@@ -45,10 +45,11 @@ def claimed(folder: Path) -> Iterator[bool]:
     its process, however that ends. Where there are no locks, everybody's claim holds."""
     try:
         import fcntl
-    except ImportError:  # Windows
+
+        handle = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):  # Windows, or a folder that may be written to but not read
         yield True
         return
-    handle = os.open(folder, os.O_RDONLY)
     ours = True
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

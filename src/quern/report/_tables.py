@@ -172,8 +172,6 @@ _LATEX = {
     "▼": r"$\blacktriangledown$",
     "✓": r"$\checkmark$",
     "✗": r"$\boxtimes$",
-    "'": r"\textquotesingle{}",
-    "`": r"\textasciigrave{}",
     "ℓ": r"$\ell$",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
 }
@@ -198,9 +196,9 @@ def latex(text: str) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A ``tabular`` between rules; it needs the packages booktabs, amssymb and textcomp."""
+    """A ``tabular`` between rules; it needs the packages booktabs and amssymb."""
     sides = "".join("r" if table.numeric(n) else "l" for n in range(len(table.columns)))
-    lines = ["% needs \\usepackage{booktabs,amssymb,textcomp}", f"\\begin{{tabular}}{{{sides}}}", "\\toprule"]
+    lines = ["% needs \\usepackage{booktabs,amssymb}", f"\\begin{{tabular}}{{{sides}}}", "\\toprule"]
     lines += [" & ".join(map(latex, table.columns)) + r" \\", "\\midrule"]
     groups = table.groups()
     for n, group in enumerate(groups):

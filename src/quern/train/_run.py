@@ -103,7 +103,7 @@ class _Run:
         steer: Steer | None,
     ) -> None:
         self.model, self.source, self.settings, self.crew = model, source, settings, crew
-        self.out, self.files = out, Files(out, crew.leads)
+        self.files = Files(out, crew.leads)
         self.watchers, self.teacher, self.steer = watchers, teacher, steer
         self.steps, self.example = source.steps, source.example
         self.device = source.example.device
@@ -304,8 +304,9 @@ class _Run:
 
     def _diverged(self, loss: float, epoch: int, step: int) -> None:
         kept = "there is no checkpoint yet"
-        if self.out is not None and self.files.begun:
-            kept = f"the last good checkpoint is {self.out / 'last.safetensors'} ({self.state['epoch']} epochs done)"
+        if self.files.begun:
+            done = self.state["epoch"]
+            kept = f"the last good checkpoint is {self.files.folder}/last.safetensors ({done} epochs done)"
         raise Diverged(
             f"the loss is {loss:g} in epoch {epoch + 1}, step {step + 1}: the training diverged; {kept}. "
             "Try a smaller learning rate or penalty."
@@ -353,11 +354,11 @@ class _Run:
         tensors, state = self.crew.from_leader(self.files.load("last") if self.crew.leads else None)
         ours = json.loads(json.dumps(self.settings.to_dict()))
         if changed := [key for key in ours if ours[key] != state["settings"].get(key)]:
-            raise TrainingError(f"{self.out} was trained with other settings: {', '.join(changed)} differ.")
+            raise TrainingError(f"{self.files.folder} was trained with other settings: {', '.join(changed)} differ.")
         if state["processes"] != self.crew.size:
             raise TrainingError(
-                f"{self.out} was trained by {state['processes']} processes, and goes on with as many: here are "
-                f"{self.crew.size}."
+                f"{self.files.folder} was trained by {state['processes']} processes, and goes on with as many: "
+                f"here are {self.crew.size}."
             )
 
         def part(prefix: str) -> dict[str, Tensor]:
@@ -368,7 +369,7 @@ class _Run:
         try:
             self.model.load_state_dict(part("model."))
         except RuntimeError as reason:
-            raise TrainingError(f"{self.out} holds another network than this one: {reason}.") from reason
+            raise TrainingError(f"{self.files.folder} holds another network than this one: {reason}.") from reason
         checkpoint.restore_optimizer(self.optimizer, part("optimizer."))
         if isinstance(self.optimizer, (ProximalAdam, ProximalSGD)):
             self.optimizer.weigh(state["costs"])
@@ -386,12 +387,12 @@ class _Run:
         return f"epoch {self.state['epoch'] + 1}, step {self.state['step']} of {self.steps}"
 
     def _how_to_go_on(self) -> str:
-        if self.out is None:
+        if self.files.folder is None:
             return f"{self._place()}; nothing was saved, because no folder was given."
-        if not (self.out / "config.json").exists():
+        if not (self.files.folder / "config.json").exists():
             return f"{self._place()}; go on with resume=True."
         launch = "quern" if self.crew.size == 1 else f"torchrun ... (with {self.crew.size} processes) -m quern"
-        return f"{self._place()}; go on with: {launch} train --resume --out {shlex.quote(str(self.out))}"
+        return f"{self._place()}; go on with: {launch} train --resume --out {shlex.quote(str(self.files.folder))}"
 
 
 def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
