@@ -103,6 +103,20 @@ def test_inverse_and_normalize(q: list[Tensor]) -> None:
     assert_close(algebra.normalize(a) * algebra.modulus(a), a, algebra.modulus(a))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_inverse_and_normalize_in_the_whole_range_of_the_dtype(dtype: torch.dtype) -> None:
+    one, a = torch.tensor([1.0, 0, 0, 0], dtype=dtype), torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=dtype)
+    least, most = (math.log10(v) for v in (torch.finfo(dtype).tiny, torch.finfo(dtype).max))
+    for power in np.linspace(least + 1, most - 1, 40):
+        q = (a * 10.0 ** float(power)).requires_grad_()
+        assert_close(algebra.normalize(q).detach(), a / a.norm(), 1.0, 2)
+        assert_close(algebra.hamilton(q, algebra.inverse(q)).detach(), one, 1.0, 4)
+        if abs(power) < 0.4 * most:  # beyond, the gradient itself is out of range
+            (found,) = torch.autograd.grad(algebra.normalize(q)[0], q)
+            wanted = (one - a[0] * a / a.norm() ** 2) / q.detach().double().norm()
+            assert_close(found, wanted.to(dtype), float(wanted.abs().max()), 4)
+
+
 @given(quaternions(1, low=1e-15, high=1.0))
 def test_log_inverts_exp(q: list[Tensor]) -> None:
     (a,) = q

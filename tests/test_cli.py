@@ -213,12 +213,17 @@ def test_bad_input_gets_one_sentence(straight: tuple[Path, str, str], tmp_path: 
     assert "does not hold a run" in refused("show", tmp_path)
     (tmp_path / "file").write_text("")
     assert "cannot be written to" in refused("train", *TRAIN, "--out", tmp_path / "file" / "run")
+    assert "seed is" in refused("train", *TRAIN, "--seed", 10**20)
     assert "at least one" in refused("train", "--threads", "0")
     assert "no epochs" in refused("train", "--epochs", "0")
     assert "File name too long" in refused("train", "--out", "x" * 300)
     early = tmp_path / "early"  # a mistake that shows late does not spoil the folder
     assert "no device warp" in refused("train", "--device", "warp", "--quiet", "--out", early)
     quern("train", "--epochs", "1", "--quiet", "--out", early)
+    (early / "result.json").rename(early / "away")
+    for line in ('{"epoch": 1', "3", "{}"):
+        (early / "history.jsonl").write_text(line)
+        assert "does not hold the history of a run" in refused("show", early)
     (early / "config.json").write_text((early / "config.json").read_text().replace('"epochs": 1', '"epochs": "one"'))
     out, err = quern("show", early, code=1)  # where tests check types, they would say more
     assert (out, err.count("\n")) == ("", 1)

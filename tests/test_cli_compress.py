@@ -109,6 +109,51 @@ def test_a_trained_network_is_where_it_starts_and_what_is_missed_is_said(
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
+def test_the_folder_of_a_run_stands_for_its_small_network(budget: tuple[Path, str, str], tmp_path: Path) -> None:
+    folder, out, _ = budget
+    shown, _ = here("show", folder)
+    assert shown.startswith("quern compress --epochs 2")
+    assert shown.endswith(out)  # the same table
+    assert here("show", folder, "--history")[0].count("\nsmall: epoch") == 3
+    here("compact", folder, "--out", tmp_path / "again.safetensors")
+    small, again = (
+        load_file(path) for path in (folder / "small" / "model.safetensors", tmp_path / "again.safetensors")
+    )
+    assert all(torch.equal(small[key], again[key]) for key in small)
+    before = (folder / "config.json").read_text()
+    assert "go on with quern compress --resume" in refused("train", "--resume", "--out", folder)
+    assert "already holds a run" in refused("train", "--out", folder)
+    assert (folder / "config.json").read_text() == before
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "config.json").write_text(before)
+    assert "go on with quern compress --resume" in refused("bench", tmp_path / "begun")
+    assert "not finished; go on with: quern compress --resume" in here("show", tmp_path / "begun")[0]
+    (tmp_path / "begun" / "record.json").write_text('{"command": "quern compress"}')
+    assert "does not hold a run of quern compress" in refused("show", tmp_path / "begun")
+    (tmp_path / "alone").mkdir()  # as records are kept
+    (tmp_path / "alone" / "record.json").write_text((folder / "record.json").read_text())
+    assert here("show", tmp_path / "alone", "--history") == here("show", folder, "--history")
+    (tmp_path / "begun" / "record.json").unlink()
+    (tmp_path / "begun" / "small").mkdir()
+    first = (folder / "small" / "history.jsonl").read_text().splitlines()[0]
+    (tmp_path / "begun" / "small" / "history.jsonl").write_text(first + "\n")
+    assert "\nsmall: epoch 1/3 grind" in here("show", tmp_path / "begun")[0]
+    assert "start from its folder dense or small" in refused("compress", "--start", folder, "--out", tmp_path / "new")
+
+
+def test_the_folder_of_the_python_function_is_known_too(budget: tuple[Path, str, str], tmp_path: Path) -> None:
+    """It says nothing of a command."""
+    for name in ("config.json", "record.json"):
+        found = json.loads((budget[0] / name).read_text())
+        kept = {key: found[key] for key in found if key in ("environment", "settings", "dense", "small", "history")}
+        (tmp_path / name).write_text(json.dumps(kept))
+    assert here("show", tmp_path)[0].endswith(budget[1])
+    before = (tmp_path / "config.json").read_text()
+    assert "already holds a run" in refused("train", "--out", tmp_path)
+    assert (tmp_path / "config.json").read_text() == before
+    assert "go on with quern.compress(..., resume=True)" in refused("bench", tmp_path)
+
+
 def test_bad_input_gets_one_sentence(budget: tuple[Path, str, str], tmp_path: Path) -> None:
     new = ("--out", tmp_path / "new")
     assert "a budget chooses λ" in refused("compress", "--max-params", 9, "--penalty", "rq", "--lambda", 1, *new)

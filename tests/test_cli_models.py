@@ -102,3 +102,34 @@ def test_an_onnx_file_must_take_the_images_of_the_others(run: Path, tmp_path: Pa
     to_onnx(torch.nn.Conv2d(3, 2, 1), tmp_path / "colour.onnx", torch.randn(2, 3, 8, 8))
     said = refused("bench", run, tmp_path / "colour.onnx", "--repeats", 1)
     assert "takes images of 3 x 8 x 8, but the others take 1 x 8 x 8" in said
+
+
+def test_images_are_normalised_as_the_network_knows_them(run: Path, tmp_path: Path) -> None:
+    """Not by the mean of whatever they are shown with: half as bright, they are another thing to a network."""
+    import numpy as np
+
+    digits = data.digits()
+    train, test = ((part.pixels * (255 // 16) // 2).numpy() for part in (digits.train, digits.test))
+    labels, test_labels = (part.labels.numpy() for part in (digits.train, digits.test))
+    np.savez(tmp_path / "dim.npz", images=train, labels=labels, test_images=test, test_labels=test_labels)
+    network, about = io.load(run / "model.safetensors"), io.describe(run / "model.safetensors")["images"]
+    x = torch.from_numpy(test).float() / 255
+    with torch.no_grad():
+        scores = network((x - about["mean"][0]) / about["std"][0])
+    right = int((scores.argmax(1) == digits.test.labels).sum())
+    out, _ = here("compact", run, "--dataset", tmp_path / "dim.npz", "--out", tmp_path / "x.safetensors", "--json")
+    assert json.loads(out)["right"][0] == right
+    out, _ = here("export", run, tmp_path / "x.onnx", "--dataset", tmp_path / "dim.npz", "--json")
+    assert json.loads(out)["accuracy"] == right / len(digits.test)
+    assert right < 0.98 * len(digits.test)  # else this would say nothing
+    said = refused("export", run, tmp_path / "y.onnx", "--dataset", tmp_path / "dim.npz", "--pixels", "uint8")
+    assert "white is 16 in the images of the network and 255 in those of dim" in said
+
+
+def test_a_file_that_takes_the_place_of_the_old_one(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes((run / "model.safetensors").read_bytes())
+    before = path.stat().st_size
+    out, _ = here("compact", path, "--out", path, "--json")
+    assert json.loads(out)["bytes"] == [before, path.stat().st_size]
+    assert path.stat().st_size < before

@@ -30,9 +30,6 @@ class Tally:
     dead: int = 0
 
 
-TALLY = Tally()
-
-
 def drawn(seed: int) -> Drawn:
     return draw(random.Random(seed))
 
@@ -43,40 +40,40 @@ def same(a: nn.Module, b: nn.Module) -> bool:
     return list(first) == list(second) and all(torch.equal(first[name], second[name]) for name in first)
 
 
-@settings(max_examples=200)
-@given(SEEDS)
-def test_outputs_are_the_same_at_every_size(seed: int) -> None:
-    one = drawn(seed)
-    found = plan(one.model, one.inputs[0])
-    small = compact(one.model, found)
-    seen = measure(one, found, small, single=seed % 2 == 0)
-    assert seen.float64 <= 1e-10
-    assert seen.float32 <= max(1e-5, 4 * seen.masked_float32)  # a network may be that sensitive to rounding
-    count = {name: p.numel() for name, p in one.model.named_parameters()}
-    for name, p in small.named_parameters():
-        added = name not in count and name.rpartition(".")[2] in ("bias", "constant")
-        assert added or p.numel() <= count[name]
-    TALLY.networks += 1
-    TALLY.sizes += seen.sizes
-    TALLY.dead += found.dead
-    TALLY.float64 = max(TALLY.float64, seen.float64)
-    TALLY.float32 = max(TALLY.float32, seen.float32)
-    TALLY.removed.append(1 - found.parameters[1] / found.parameters[0])
+def test_outputs_are_the_same_at_every_size(capsys: pytest.CaptureFixture[str]) -> None:
+    tally = Tally()
 
+    @settings(max_examples=200)
+    @given(SEEDS)
+    def law(seed: int) -> None:
+        one = drawn(seed)
+        found = plan(one.model, one.inputs[0])
+        small = compact(one.model, found)
+        seen = measure(one, found, small, single=seed % 2 == 0)
+        assert seen.float64 <= 1e-10
+        assert seen.float32 <= max(1e-5, 4 * seen.masked_float32)  # a network may be that sensitive to rounding
+        count = {name: p.numel() for name, p in one.model.named_parameters()}
+        for name, p in small.named_parameters():
+            added = name not in count and name.rpartition(".")[2] in ("bias", "constant")
+            assert added or p.numel() <= count[name]
+        tally.networks += 1
+        tally.sizes += seen.sizes
+        tally.dead += found.dead
+        tally.float64 = max(tally.float64, seen.float64)
+        tally.float32 = max(tally.float32, seen.float32)
+        tally.removed.append(1 - found.parameters[1] / found.parameters[0])
 
-def test_many_networks_were_drawn_and_much_was_removed(capsys: pytest.CaptureFixture[str]) -> None:
-    if TALLY.networks < 200:
-        pytest.skip("the networks were drawn by another worker")
-    share = sum(TALLY.removed) / len(TALLY.removed)
+    law()
+    share = sum(tally.removed) / len(tally.removed)
     with capsys.disabled():
         print(
-            f"\n{TALLY.networks} random networks, {TALLY.dead} of them dead, at {TALLY.sizes} sizes: "
-            f"worst difference {TALLY.float64:.1e} in float64, {TALLY.float32:.1e} in float32; "
+            f"\n{tally.networks} random networks, {tally.dead} of them dead, at {tally.sizes} sizes: "
+            f"worst difference {tally.float64:.1e} in float64, {tally.float32:.1e} in float32; "
             f"{share:.0%} of the parameters removed on average"
         )
-    assert TALLY.networks >= 200
-    assert TALLY.sizes >= 2 * TALLY.networks
-    assert TALLY.dead < TALLY.networks / 3
+    assert tally.networks >= 200
+    assert tally.sizes >= 2 * tally.networks
+    assert tally.dead < tally.networks / 3
     assert share > 0.3  # else the law says little
 
 

@@ -1139,3 +1139,25 @@ def test_data_fetch_and_verify_of_a_whole_set(world: World, capsys: pytest.Captu
     assert printed.err == f"mnist from {world.folder}, SHA-256 as published.\n"
     _data.data_verify(["mnist"])
     assert capsys.readouterr().out == "mnist: as published\n"
+
+
+def test_sets_of_ones_own_are_not_taken_for_known_ones(tmp_path: Path) -> None:
+    np.savez(tmp_path / "digits.npz", images=PIXELS, labels=LABELS)
+    assert data.npz(tmp_path / "digits.npz").name == "digits.npz"
+    for name in ("cifar10", "mine"):
+        for kind in ("a", "b"):
+            (tmp_path / name / kind).mkdir(parents=True)
+            for n in range(12):
+                Image.fromarray(np.full((4, 4), n, np.uint8)).save(tmp_path / name / kind / f"{n}.png")
+    assert data.image_folder(tmp_path / "cifar10").name == "cifar10/"
+    assert data.image_folder(tmp_path / "mine").name == "mine"
+
+
+def test_paths_may_be_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUERN_DATA", str(tmp_path / "cache"))
+    np.savez(tmp_path / "mine.npz", images=PIXELS, labels=LABELS)
+    assert data.npz(str(tmp_path / "mine.npz")).sums == data.npz(tmp_path / "mine.npz").sums
+    with pytest.raises(DataError, match="is not a folder"):
+        data.image_folder(str(tmp_path / "mine.npz"))
+    with pytest.raises(DataError, match="is not a folder"):
+        obtain("mnist", str(tmp_path / "none"))

@@ -241,8 +241,11 @@ def test_a_record_with_another_weight_is_replaced(
     other = ex.settings_of(QUERN_RUN, 1.0).to_dict()
     records.write(tmp_path, QUERN_RUN, {**old, "lambda": 1.0, "settings": other})
     monkeypatch.setattr(_pool, "perform", lambda *_: old)
-    for _ in ex.perform_all(ex.survey([QUERN_RUN], tmp_path, tmp_path, LAMBDAS), tmp_path, tmp_path, jobs=1):
-        pass
+    places = ["--results", tmp_path, "--work", tmp_path / "work", "--lambdas", lambdas_file(tmp_path), "--jobs", 1]
+    some = ["--dataset", "digits", "--epochs", EPOCHS, "--family", "quern", "--method", "rql"]
+    command = ["reproduce", "table1", *some, *places]
+    assert "to do in place of a record with other settings" in here(*command, "--dry-run")[0]
+    assert f"recorded with other settings, and run again: {QUERN_RUN.name}" in here(*command)[1]
     [(_, record)] = records.read(tmp_path)
     assert record["lambda"] == 80.0
 
@@ -509,10 +512,25 @@ def test_steps_of_all_methods_are_timed(tmp_path: Path) -> None:
 def test_the_command_times_every_data_set_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timed: list[tuple[object, ...]] = []
     monkeypatch.setattr(ex, "time_steps", lambda *given: timed.append(given) or tmp_path / "table2.json")
-    twice = ["--dataset", "digits", "--dataset", "digits", "--results", tmp_path / "results"]
+    results = tmp_path / "results"
+    twice = ["--dataset", "digits", "--dataset", "digits", "--results", results, "--lambdas", lambdas_file(tmp_path)]
     _, err = here("reproduce", "table2", *twice)
-    assert timed == [("digits", tmp_path / "results", None)]
+    assert timed == [("digits", results, None)]
     assert f"in {tmp_path / 'table2.json'}" in err
+    # With everything else it is timed only if it was not yet.
+    everything = ["reproduce", "all", "--dataset", "digits", "--results", results, "--dry-run"]
+    assert "digits/table2" in here(*everything)[0]
+    ex.timing_path(results, "digits").parent.mkdir(parents=True)
+    ex.timing_path(results, "digits").write_text("{}")
+    assert "digits/table2" not in here(*everything)[0]
+    here("reproduce", "table2", *twice)
+    assert len(timed) == 2
+    assert "all has no such runs" in refused(*everything, "--family", "real", "--method", "rq")
+    (tmp_path / "file").write_text("")
+    assert "choose another --results" in refused(
+        "reproduce", "table2", "--dataset", "digits", "--results", tmp_path / "file"
+    )
+    assert len(timed) == 2
 
 
 # What the command refuses.
@@ -575,6 +593,14 @@ def test_a_damaged_record_is_one_sentence(text: str, local: Local, tmp_path: Pat
     path.write_text(text)
     options = [*SOME, "--family", "real", "--results", tmp_path, "--work", tmp_path / "work"]
     assert str(path) in refused("reproduce", "table1", *options)
-    path.write_text(json.dumps({**local[2][REAL_RUN.name], "run": vars(REAL_RUN), "settings": {"lr": -1.0}}))
-    assert str(path) in refused("reproduce", "table1", *options)
+    whole = {**local[2][REAL_RUN.name], "run": vars(REAL_RUN)}
+    for part in (
+        {"settings": {"lr": -1.0}},
+        {"result": {"test_accuracy": 0.5}},
+        {"result": {"test_accuracy": "high"}},
+        {"history": [{}]},
+        {"history": None},
+    ):
+        path.write_text(json.dumps({**whole, **part}))
+        assert str(path) in refused("reproduce", "table1", *options)
     assert not (tmp_path / "work").exists()

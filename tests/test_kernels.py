@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from quern import functional as F
 from quern import kernels
-from quern.kernels import Geometry
+from quern.algebra import UNITS
+from quern.kernels import Geometry, block_weight
 from quern.testing import tolerance
 from tests import oracle
 
@@ -188,6 +190,23 @@ def test_autocast_works_in_both_forms() -> None:
     assert weight.grad is not None
     assert weight.grad.isfinite().all()
     torch.testing.assert_close(hadamard, block, rtol=0.1, atol=0.3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_never_takes_the_form_that_needs_room(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of four components of 20,000 are out of reach of float16, also under autocast, where inputs are float32."""
+    for name in ("choose_linear_form", "choose_conv_form"):
+        monkeypatch.setattr(kernels, name, lambda *_: "hadamard")
+    weight, kernel = torch.randn(4, 8, 8) / 100, torch.randn(4, 8, 8, 3, 3) / 1000
+    x, image = torch.full((5, 32), 20_000.0), torch.full((2, 32, 6, 6), 20_000.0)
+    with torch.autocast("cpu", dtype):
+        outputs = F.linear(x, weight), F.conv(image, kernel, padding=1)
+        wanted = torch.nn.functional.linear(x, block_weight(weight, UNITS))
+    assert outputs[0].dtype == outputs[1].dtype == dtype
+    assert torch.equal(outputs[0], wanted)
+    assert all(y.isfinite().all() for y in outputs)
 
 
 def test_the_choice_of_form_is_by_size_and_device() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from quern import models
 from quern import nn as qnn
+from quern.optim import ProximalAdam, ProximalSGD
 from quern.penalties import L1, L2, RQ, RQL, GammaL1, Penalty, shrink_
 
 PENALTIES = {
@@ -307,3 +308,18 @@ def test_nothing_to_act_on_is_refused() -> None:
         RQ(1.0)(models.mnist_cnn())
     with pytest.raises(ValueError, match="no quaternion weights that are trained"):
         (RQ(1.0) + L1(1.0)).prox(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("weight", [1e-30, 1e-45, 1e-50, 1e-300])
+def test_a_vanishing_step_leaves_weights_and_zeros_as_they_are(weight: float) -> None:
+    layer = qnn.QLinear(8, 8)
+    with torch.no_grad():
+        layer.weight[:, 0] = 0
+    before = layer.weight.detach().clone()
+    for penalty in (RQ(weight, normalize=False), RQL(weight, normalize=False)):
+        penalty.prox(layer)
+        torch.testing.assert_close(layer.weight.detach(), before)
+    for optimizer in (ProximalAdam(layer, RQ(weight)), ProximalSGD(layer, RQ(weight), lr=1e-3)):
+        layer(torch.zeros(2, 8)).sum().backward()
+        optimizer.step()
+        assert layer.weight.isfinite().all()

@@ -164,6 +164,8 @@ def test_loaders_that_do_not_fit_are_refused(loaders: tuple[Any, ...]) -> None:
         (Loaders((pair for pair in train), val), "must have a length"),
         (Loaders([], val), "at least one batch"),
         (Loaders(train, []), "no batches"),
+        (Loaders(train, iter(val)), "to validate with can be gone through only once"),
+        (Loaders(train, val, (pair for pair in val)), "to test with can be gone through only once"),
         (Loaders([x], val), "pairs of tensors"),
         (Loaders([(x, labels, labels)], val), "pairs of tensors"),
         (Loaders([(x, list(range(len(x))))], val), "pairs of tensors"),

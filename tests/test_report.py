@@ -141,14 +141,25 @@ def test_claims_are_judged_one_by_one(tmp_path: Path) -> None:
     record["dense"] |= {"neurons": 200, "bytes": 1000, "latency_ms": 3.0}
     record["small"] |= {"neurons": 33, "parameters": 15_000, "bytes": 200, "latency_ms": 1.5}
     write_run(tmp_path, record)
-    cells = row(there(_rows.claims(load(tmp_path), "cifar10")), "gamma-bn", "quern")
-    judged = {name: (cell.text, cell.sign) for name, cell in cells.items()}
+
+    def found() -> dict[str, tuple[str, str]]:
+        cells = row(there(_rows.claims(load(tmp_path), "cifar10")), "gamma-bn", "quern")
+        return {name: (cell.text, cell.sign) for name, cell in cells.items()}
+
+    judged = found()
     assert judged["neurons left, %"] == ("16.50", "yes")
     assert judged["parameters left"] == ("15,000", "no")  # under 15,000, says the paper
     assert judged["file smaller"] == ("5.0×", "yes")
     assert judged["memory, MB"] == ("62 → 41", "")
     assert judged["faster"] == ("2.0×", "no")
-    assert judged["points"] == ("+0.00", "yes")
+    assert judged["points against none"] == ("–", "")
+    # "No loss" is against a network that kept everything, not against itself before the dead parts were taken out.
+    for accuracy, points in ((0.75, ("+0.00", "yes")), (0.80, ("-5.00", "no")), (0.70, ("+5.00", "yes"))):
+        write_run(tmp_path, run_record("cifar10", "quern", "none", test_accuracy=accuracy))
+        write_run(tmp_path, run_record("cifar10", "paper", "none", test_accuracy=0.9))
+        assert found()["points against none"] == points
+    write_run(tmp_path, run_record("cifar10", "quern", "none", epochs=12))  # trained for longer, it is another thing
+    assert found()["points against none"] == ("–", "")
 
 
 def test_tuned_weights_runs_sums_and_compress_records(tmp_path: Path) -> None:
@@ -162,6 +173,36 @@ def test_tuned_weights_runs_sums_and_compress_records(tmp_path: Path) -> None:
     compressed = there(_rows.compressed(found))
     assert [c.text for c in column(compressed, "parameters")] == ["11,748 → 1,467"]
     assert [c.value for c in column(compressed, "faster")] == [4.0]
+
+
+def test_runs_of_different_weights_are_no_row(tmp_path: Path) -> None:
+    write_run(tmp_path, run_record("mnist", "quern", "rq", 0))
+    write_run(tmp_path, {**run_record("mnist", "quern", "rq", 1), "lambda": 50.0})
+    with pytest.raises(RecordError, match=r"quern-rq-6 of mnist have different λs \(3\.2, 50\)"):
+        load(tmp_path)
+
+
+def test_the_longest_runs_count_and_the_others_are_named(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path, {**run_record("mnist", "quern", "rq", seed), "lambda": 50.0})
+    write_run(tmp_path, run_record("mnist", "quern", "rq", 0, 12))
+    write_run(tmp_path, run_record("mnist", "quern", "l1", 0))
+    found = load(tmp_path)
+    assert row(there(_rows.table1(found, "mnist")), "rq", "quern")["epochs"].text == "12"
+    assert "left out are 2 of quern R_Q." in there(_rows.table1(found, "mnist")).notes[-1]
+    figure = there(_plots.curves(found, "mnist", "quern", 1))
+    assert "Epochs: ℓ1 6, R_Q 12." in figure.caption
+    for panel in figure.panels:
+        assert isinstance(panel, Curves)
+        assert panel.phases == ()  # they begin at different epochs
+
+
+def test_a_trial_without_penalty_is_not_counted_as_one_of_its_method(tmp_path: Path) -> None:
+    path = write_experiments(tmp_path, ("mnist",), ("none", "gamma-bn")) / "mnist" / "tuning.json"
+    record = json.loads(path.read_text())
+    record["trials"].append({**record["trials"][0], "lambda": None, "chosen": False})
+    path.write_text(json.dumps(record))
+    assert {c.text for c in column(there(_rows.tuned(load(tmp_path), "mnist")), "tried")} == {"6"}
 
 
 def test_a_trial_without_penalty_is_a_point_like_any_other(tmp_path: Path) -> None:
@@ -217,11 +258,14 @@ def test_all_forms_parse_back_to_the_same_numbers(tmp_path: Path) -> None:
 def test_text_survives_markdown_csv_and_latex(text: str) -> None:
     table = Table("t", "t", ("a", "b"), ((Cell("x"), Cell(text)),))
     line = to_markdown(table).splitlines()[-1]
-    assert re.sub(r"\\([\\|`*<\[])", r"\1", re.split(r"(?<!\\)(?:\\\\)*\|", line)[0]) == ""
+    cells = re.findall(r"((?:\\.|[^\\|])*)\|", line)  # a bar after a backslash is none
+    assert [re.sub(r"\\(.)", r"\1", cell.strip()) for cell in cells] == ["", "x", text]
     assert list(csv.reader(io.StringIO(to_csv(table))))[1] == ["x", text]
-    bare = re.sub(r"\\[a-zA-Z]+(\{\d*\})?|\\[&%$#_{}]|(?<=-)\{\}", "", latex(text))
+    bare = re.sub(r"\\[&%$#_{}]", "", latex(text))
+    bare = re.sub(r"\$[^$]*\$", "", bare)  # mathematics
+    bare = re.sub(r"\\[a-zA-Z]+(\{\d*\})?|(?<=-)\{\}", "", bare)
     assert "--" not in latex(text)
-    assert not set(bare) & set("&%#~^\\{}") or "$" in bare  # what is left of mathematics stands between dollars
+    assert not set(bare) & set("&%#~^\\{}$_")
     assert latex(text).count("$") % 2 == latex(text).count(r"\$") % 2
 
 

@@ -238,6 +238,12 @@ def test_resume_refuses_what_does_not_fit(images: ImageSet, tmp_path: Path) -> N
     with claimed(tmp_path), pytest.raises(TrainingError, match="another training is at"):
         fit(build(), images, SHORT, tmp_path, resume=True)
     assert (tmp_path / ".last.safetensors.abc.tmp").exists()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text("the settings of the first one")
+    with claimed(other), pytest.raises(TrainingError, match="another training is at"):
+        fit(build(), images, SHORT, other, about={"lr": 1.0})
+    assert (other / "config.json").read_text() == "the settings of the first one"
     (tmp_path / "last.safetensors").write_bytes((tmp_path / "last.safetensors").read_bytes()[:-100])
     with pytest.raises(TrainingError, match="not a checkpoint of quern, or is damaged"):
         fit(build(), images, SHORT, tmp_path, resume=True)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,9 +21,11 @@ from hypothesis import strategies as st
 
 from quern import data, tune
 from quern.data import Images, ImageSet
-from quern.errors import Diverged, RecordError
-from quern.experiments import read_lambdas
-from quern.train import Result, Settings
+from quern.errors import Diverged, RecordError, Stopped
+from quern.experiments import build, read_lambdas
+from quern.records import Run
+from quern.sparsity import measure
+from quern.train import Result, Settings, Watcher, fit
 from quern.tune import RANGES, Short, Trial, chosen, next_weight, write_lambdas, write_trials
 from tests.commands import here, refused
 
@@ -129,6 +133,20 @@ def test_the_sparsest_within_the_drop_is_chosen_or_the_most_accurate(
         assert (best.sparsity, best.val_accuracy) == sorted(good)[-1]
     else:
         assert (best.val_accuracy, best.sparsity) == sorted(values)[-1]
+
+
+@pytest.mark.parametrize("weight", [None, 1.0])
+@pytest.mark.parametrize(("family", "judged"), [("paper", 0.6), ("quern", 0.9)])
+def test_a_trial_is_judged_with_and_without_penalty_by_the_same_epoch(
+    family: str, judged: float, weight: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run("digits", family, "rq", 1, 0)
+    history = tuple({"val_accuracy": accuracy} for accuracy in (0.5, 0.9, 0.6))
+    kept = 0.6 if family == "paper" and weight else 0.9  # what `fit` goes by
+    sparsity = measure(build(run))
+    result = Mock(history=history, val_accuracy=kept, sparsity=sparsity)
+    monkeypatch.setattr(tune, "fit", lambda *_: result)
+    assert tune.try_weight(DIGITS, run, weight, 64).val_accuracy == judged
 
 
 def test_each_family_is_measured_against_its_own_network_without_penalty() -> None:
@@ -292,7 +310,22 @@ def study_of(storage: Path, name: str = "digits/quern-rql-1-0-128x64") -> Any:
     return optuna.load_study(study_name=name, storage=JournalStorage(JournalFileBackend(str(storage))))
 
 
-def test_the_trial_of_a_process_that_is_gone_is_done_again(tmp_path: Path) -> None:
+def test_a_signal_says_where_the_trials_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    impatient = Mock(Watcher)
+    impatient.step.side_effect = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+    expected = tuned(tmp_path / "whole", 2)
+    tuned(tmp_path / "journal", 1)
+    monkeypatch.setattr(tune, "fit", lambda *given: fit(*given, watchers=[impatient]))
+    with pytest.raises(Stopped, match=r"stopped by SIGTERM: finished trials are in .*journal, and the same command"):
+        tuned(tmp_path / "journal", 2)
+    monkeypatch.undo()
+    tried = counted(monkeypatch)
+    assert tuned(tmp_path / "journal", 2) == expected
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["another", "this one's number"])
+def test_the_trial_of_a_process_that_is_gone_is_done_again(tmp_path: Path, same: bool) -> None:
     expected = tuned(tmp_path / "whole", 3)
     storage = tmp_path / "journal"
     with pytest.raises(InterruptedError):
@@ -302,7 +335,7 @@ def test_the_trial_of_a_process_that_is_gone_is_done_again(tmp_path: Path) -> No
     study = study_of(storage)
     left = study.ask()
     left.suggest_float("lambda", *RANGES["rql"], log=True)
-    left.set_user_attr("process", [socket.gethostname(), gone.pid])
+    left.set_user_attr("process", [socket.gethostname(), os.getpid() if same else gone.pid])
     said: list[str] = []
 
     def tell(text: str) -> None:
@@ -316,14 +349,21 @@ def test_the_trial_of_a_process_that_is_gone_is_done_again(tmp_path: Path) -> No
 
 
 SCRIPT = """
-import json, sys
+import json, os, sys, time
 from dataclasses import asdict
 from pathlib import Path
 from quern import tune
 storage = Path(sys.argv[1])
-print("ready", flush=True)
-sys.stdin.readline()
-told = lambda text: print(text, file=sys.stderr)
+deadline = time.monotonic() + 60
+
+def told(text):
+    # With its first λ each waits for the other's, so that who is quicker does not do it all.
+    print(text, file=sys.stderr)
+    if "λ =" in text:
+        storage.with_name(f"{os.getpid()}.done").touch()
+        while len(list(storage.parent.glob("*.done"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+
 found = tune.tune("digits", ["quern"], ["l1", "rql"], storage, 4, tune.Short(128, 64, 1), tell=told)
 print(json.dumps([asdict(one) for one in found]))
 """
@@ -334,20 +374,12 @@ def test_two_processes_share_the_work(tmp_path: Path) -> None:
     pair = [
         subprocess.Popen(
             [sys.executable, "-c", SCRIPT, str(storage)],
-            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         for _ in range(2)
     ]
-    for process in pair:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in pair:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
     ended = [process.communicate(timeout=120) for process in pair]
     assert [process.returncode for process in pair] == [0, 0], ended
     first, second = (json.loads(out) for out, _ in ended)
@@ -406,9 +438,28 @@ def test_one_trial_of_each_method_is_marked(tmp_path: Path) -> None:
     assert rows[2]["lambda"] == 5.0
 
 
+def test_trials_of_a_method_stay_when_its_network_is_compared_with_again(tmp_path: Path) -> None:
+    """The trial without penalty of networks with batch normalisation has the name of a method."""
+    plain = trial(0.9, 0.0, "gamma-bn", None)
+    write_trials(tmp_path, "digits", [plain, trial(0.9, 0.5, "gamma-bn", 3.0)], SHORT)
+    path = write_trials(tmp_path, "digits", [plain, trial(0.8, 0.5, "rq-bn", 4.0)], SHORT)
+    rows = json.loads(path.read_text())["trials"]
+    assert [(row["method"], row["lambda"]) for row in rows] == [("gamma-bn", 3.0), ("gamma-bn", None), ("rq-bn", 4.0)]
+    assert [row["chosen"] for row in rows] == [True, False, True]
+
+
+def test_a_trial_keeps_the_environment_it_ran_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "facts", lambda: {"commit": "old"})
+    tuned(tmp_path / "journal", 1)
+    monkeypatch.setattr(tune, "facts", lambda: {"commit": "new"})
+    path = write_trials(tmp_path, "digits", tuned(tmp_path / "journal", 2), SHORT)
+    rows = json.loads(path.read_text())["trials"]
+    assert [row["environment"]["commit"] for row in rows] == ["old", "old", "new"]
+
+
 def test_a_damaged_record_of_trials_is_one_sentence(tmp_path: Path) -> None:
     path = write_trials(tmp_path, "digits", [none(0.9), trial(0.9, 0.5)], SHORT)
-    for text in ("{", "[]", '{"dataset": "digits"}'):
+    for text in ("{", "[]", '{"dataset": "digits"}', '{"trials": 3}', '{"trials": [{"family": "quern"}]}'):
         path.write_text(text)
         with pytest.raises(RecordError, match=r"tuning\.json .*\.$"):
             write_trials(tmp_path, "digits", [none(0.9), trial(0.9, 0.5)], SHORT)
@@ -494,3 +545,24 @@ def test_a_damaged_file_of_weights_is_found_before_the_first_trial(
     said = refused("tune", *FEW, "--lambdas", tmp_path / "l.toml", "--storage", tmp_path / "j")
     assert "does not hold weights of penalties" in said
     assert tried == []
+
+
+@pytest.mark.parametrize("option", ["--results", "--lambdas"])
+def test_where_nothing_can_be_written_is_found_before_the_first_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tried = counted(monkeypatch)
+    (tmp_path / "file").write_text("mine")
+    assert f"choose another {option}" in refused("tune", *FEW, option, "file/deeper/x", "--storage", tmp_path / "j")
+    assert tried == []
+    (tmp_path / "results" / "digits").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "results" / "digits" / "tuning.json").write_text('{"trials": [{}]}')
+    assert "does not hold trials of quern tune" in refused("tune", *FEW, "--storage", tmp_path / "j")
+    assert tried == []
+    assert not (tmp_path / "j").exists()
+
+
+def test_a_family_named_twice_is_tuned_once(tmp_path: Path) -> None:
+    once = tune.tune("digits", ["quern"], ["rq"], tmp_path / "j", 1, SHORT)
+    assert tune.tune("digits", ["quern", "quern"], ["rq"], tmp_path / "j", 1, SHORT) == once

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
         bench,
         compact,
         data,
+        errors,
+        experiments,
         export,
         folding,
         functional,
@@ -21,10 +23,13 @@ if TYPE_CHECKING:
         optim,
         penalties,
         pipeline,
+        records,
+        report,
         sparsity,
         steering,
         testing,
         train,
+        tune,
     )
     from quern.pipeline import compress
 
@@ -35,6 +40,8 @@ __all__ = [
     "compact",
     "compress",
     "data",
+    "errors",
+    "experiments",
     "export",
     "folding",
     "functional",
@@ -44,10 +51,13 @@ __all__ = [
     "optim",
     "penalties",
     "pipeline",
+    "records",
+    "report",
     "sparsity",
     "steering",
     "testing",
     "train",
+    "tune",
 ]
 
 

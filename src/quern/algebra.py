@@ -59,14 +59,25 @@ def modulus(q: Float[Tensor, "..."], dim: int = 0, keepdim: bool = False) -> Flo
 
 def inverse(q: Float[Tensor, "..."], dim: int = 0) -> Float[Tensor, "..."]:
     r"""The inverse :math:`q^{-1} = q^* / |q|^2`. Zero has none and gives NaN."""
+    size = _size(q, dim)
+    q = q / size
     n = modulus(q, dim, keepdim=True)
-    return conjugate(q, dim) / n / n  # twice, because n * n leaves the range of the dtype long before 1 / n does
+    return conjugate(q, dim) / (n * n) / size
 
 
 def normalize(q: Float[Tensor, "..."], dim: int = 0) -> Float[Tensor, "..."]:
     r"""The unit quaternion :math:`q / |q|`; zero stays zero."""
+    q = q / _size(q, dim)
     n = modulus(q, dim, keepdim=True)
     return q / torch.where(n == 0, 1, n)
+
+
+def _size(q: Tensor, dim: int) -> Tensor:
+    """The largest component, 1 for zero, to divide by before squaring: squares leave the range of the dtype long before
+    the quaternion does. No gradient passes: what is multiplied back cancels it."""
+    _parts(q, dim)
+    size = q.detach().abs().amax(dim, keepdim=True)
+    return torch.where(size == 0, 1, size)
 
 
 def exp(q: Float[Tensor, "..."], dim: int = 0) -> Float[Tensor, "..."]:

@@ -58,7 +58,8 @@ def fold(model: nn.Module, names: Collection[str] | None = None) -> nn.Module:
     """A copy of ``model`` in which every batch normalisation that can be is part of the layer before or after it.
 
     An ``nn.Identity`` stands in the place of each; a layer without a bias gets one. In eval mode the copy computes the
-    same as ``model``, up to rounding. With ``names`` it is exactly these that are folded, or an error says why not.
+    same as ``model``, up to rounding, where what stands between a linear layer and a one-dimensional normalisation is
+    ``(batch, features)``. With ``names`` it is exactly these that are folded, or an error says why not.
     """
     folded = copy.deepcopy(model)
     if names is not None and not names:

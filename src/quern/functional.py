@@ -36,8 +36,14 @@ __all__ = [
     "whiten",
 ]
 
-# The sums of the Hadamard form need some room above the largest number, which half precision has not.
-_FULL_PRECISION = (torch.float32, torch.float64)
+
+def _full_precision(x: Tensor) -> bool:
+    """The sums of the Hadamard form need some room above the largest number, which half precision has not."""
+    kind = x.device.type
+    halved = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return x.dtype in (torch.float32, torch.float64) and not halved
+
+
 SPACE = {1: "1d", 2: "2d", 3: "3d"}
 
 
@@ -59,7 +65,7 @@ def linear(
         raise ValueError(f"the last axis of the input must have size {wanted}, but its shape is {tuple(x.shape)}.")
     rows = x.numel() // wanted
     form = "block"
-    if input_parts == UNITS and x.dtype in _FULL_PRECISION:
+    if input_parts == UNITS and _full_precision(x):
         form = kernels.choose_linear_form(x.device, inner, out, rows)
     if form == "hadamard":
         weights = cached(cache, form, weight, lambda: kernels.hadamard_weights(weight))
@@ -85,7 +91,7 @@ def _convolve(
     if layout is not None:
         x = x.to(memory_format=layout)  # unlike contiguous(), it also settles the layout of a single channel
     form = "block"
-    if input_parts == UNITS and x.dtype in _FULL_PRECISION:
+    if input_parts == UNITS and _full_precision(x):
         positions = x.shape[0] * math.prod(x.shape[2:]) // (1 if geometry.transposed else math.prod(geometry.stride))
         area = math.prod(weight.shape[3:])
         form = kernels.choose_conv_form(x.device, channels_in, weight.shape[1], geometry.groups, area, positions)
@@ -201,7 +207,7 @@ def mod_relu(x: Float[Tensor, "..."], bias: Float[Tensor, " n"], dim: int = 1) -
     shape[dim + 1] = -1
     size = algebra.modulus(h, dim, keepdim=True)
     grown = F.relu(size + bias.view(shape))
-    return (algebra.normalize(h, dim) * grown).flatten(dim, dim + 1)
+    return (h / torch.where(size == 0, 1, size) * grown).flatten(dim, dim + 1)
 
 
 def modulus(x: Float[Tensor, "..."], dim: int = 1) -> Float[Tensor, "..."]:

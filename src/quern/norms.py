@@ -170,6 +170,8 @@ def _whiten(
     h = _at_least_single(split(x, 1)).movedim(2, 0).movedim(1, 2).flatten(2)  # (C, 4, batch * space)
     if training:
         n = _samples(x)
+        if not x.numel():
+            return x.clone()
         mean = h.mean(2)
         centred = h - mean.unsqueeze(2)
         cov = centred @ centred.mT / n

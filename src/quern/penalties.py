@@ -105,7 +105,8 @@ def shrink_(targets: Sequence[Target], steps: Sequence[float], metrics: Sequence
             torch._foreach_mul_(inverses, factors)
             bounds = inverses
         torch._foreach_sub_(firsts, [_within(first, bound) for first, bound in zip(firsts, bounds, strict=True)])
-    chosen = [n for n, target in enumerate(targets) if steps[n] > 0 and target.group]
+    least = torch.finfo(torch.float32).tiny  # what is less may be rounded to 0, and 0 times infinity is nothing at all
+    chosen = [n for n, target in enumerate(targets) if steps[n] * target.group > least]
     if chosen:
         rows = [targets[n].rows() for n in chosen]
         if any(row[0].dtype not in (torch.float32, torch.float64) for row in rows):  # half a float has no squares

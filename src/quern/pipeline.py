@@ -43,7 +43,7 @@ from quern.train import Loaders, Result, Settings, Source, Watcher, evaluate, fi
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-__all__ = ["Budget", "Compressed", "Network", "Verdict", "compress"]
+__all__ = ["Budget", "Comparison", "Compressed", "Network", "Verdict", "compress"]
 
 Tell = Callable[[str], None]
 TRIAL = 4  # one in so many images is enough to see how a network would heal
@@ -85,12 +85,9 @@ def _number(value: float) -> str:
 
 
 @dataclass(frozen=True)
-class Compressed:
-    """What :func:`compress` made: both networks, in eval mode, and what there is to say of them. Print it for the
-    table."""
+class Comparison:
+    """The dense network, the small one, and what the budget came to. Print it for the table."""
 
-    dense_network: nn.Module
-    small_network: nn.Module
     dense: Network
     small: Network
     budget: Budget
@@ -150,6 +147,14 @@ class Compressed:
         with console.capture() as found:
             console.print(self)
         return found.get().rstrip()
+
+
+@dataclass(frozen=True)
+class Compressed(Comparison):
+    """What :func:`compress` made: also both networks, in eval mode."""
+
+    dense_network: nn.Module
+    small_network: nn.Module
 
 
 def compress(
@@ -256,7 +261,7 @@ class _Job:
             said = f"{folder / 'result.json'} is damaged ({reason}): remove {folder} to do it again."
             raise TrainingError(said) from reason
         self.tell(f"the {name} network is there")
-        return io.load(folder / "model.safetensors", model), result
+        return io.load(folder / "model.safetensors", model).to(self.batches.example.device), result
 
     def some(self) -> Tensor:
         return next(iter(self.batches.val()))[0][:64]
@@ -286,11 +291,11 @@ def _stages(
         {name: job.out / name / "model.onnx" for name in ("dense", "small")}, job.batches.example.shape[1:]
     )
     found = Compressed(
-        dense,
-        small,
         _column(job, "dense", dense, dense_result, times["dense"].median_ms),
         _column(job, "small", small, small_result, times["small"].median_ms),
         budget,
+        dense,
+        small,
     )
     record = {
         **about,
@@ -316,7 +321,7 @@ def _train_dense(job: _Job, model: nn.Module, settings: Settings | None) -> tupl
     if settings is not None:
         job.tell(f"dense network: {settings.epochs} epochs")
         return dense, job.fit("dense", dense, settings)
-    dense.eval()
+    dense.to(job.batches.example.device).eval()
     _, val_accuracy = evaluate(dense, job.batches.val())
     loss, accuracy = evaluate(dense, job.batches.test())
     result = Result((), 0, val_accuracy, accuracy, loss, measure(dense, job.batches.example), 0.0)

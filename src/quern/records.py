@@ -23,7 +23,9 @@ one JSON file, ``FOLDER/mnist/quern-rq-20-0.json`` for seed 0, with these parts:
 """
 
 import json
+import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,11 +41,12 @@ __all__ = [
     "PAPER",
     "Run",
     "check_known",
+    "check_writable",
     "read",
     "read_json",
     "read_record",
 ]
-__all__ += ["TABLE1", "record_path", "write"]
+__all__ += ["TABLE1", "reading", "record_path", "write"]
 
 DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
 # How each method is written. The last three stand on networks with batch normalisation.
@@ -142,6 +145,18 @@ _KEYS = ("run", "settings", "model", "lambda", "images", "sums", "environment", 
 _KEYS += ("moduli",)
 
 
+@contextmanager
+def reading(path: Path, what: str) -> Iterator[None]:
+    """While plain values are taken out of ``path``: what is missing or of the wrong kind is a :class:`RecordError`."""
+    try:
+        yield
+    except KeyError as reason:
+        raise RecordError(f"{path} does not hold {what}, it has no {reason}: make it again.") from reason
+    except (TypeError, ValueError, IndexError, AttributeError) as reason:
+        said = " ".join(str(reason).split())
+        raise RecordError(f"{path} does not hold {what} ({said}): make it again.") from reason
+
+
 def read_record(path: Path) -> dict[str, Any]:
     return read_json(path, "the record of a run", _KEYS)
 
@@ -160,6 +175,18 @@ def read(folder: Path) -> Iterator[tuple[Run, dict[str, Any]]]:
                 if record_path(folder, run) != path:
                     raise RecordError(f"{path} holds the record of another run, {run.name}: give it its name back.")
                 yield run, found
+
+
+def check_writable(folder: Path, option: str) -> None:
+    """One sentence if nothing can be written to ``folder``, or to where it would be made, before there is anything to
+    lose; it is not made yet."""
+    try:
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as reason:
+        said = reason.strerror or reason
+        raise RecordError(f"{folder} cannot be written to ({said}): choose another {option}.") from reason
 
 
 def write(folder: Path, run: Run, record: dict[str, Any]) -> Path:

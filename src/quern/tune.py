@@ -7,6 +7,10 @@ wide that its ends, taken to be too weak and too strong, are not tried. A trial 
 than ``DROP`` of accuracy against a trial without penalty; each of the others halves the gap between the largest λ that
 is good enough and the next one. Chosen is the sparsest trial that is good enough, or, if none is, the most accurate.
 
+Trials the paper's way are judged by their last epoch, with a penalty and without. Quern's are judged by what their runs
+keep, the best epoch of healing, or of all without penalty: its learning rate falls to zero, and the best of the last
+epochs is hardly better than the last.
+
 A short trial has fewer steps for λ to act in, so a whole run with the same λ has at least as many zeros; what a λ costs
 in accuracy shows in the trial.
 
@@ -17,23 +21,24 @@ The images to test with are replaced by those to validate with before the first 
 import json
 import math
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from quern import data
 from quern.data import Images, ImageSet
 from quern.environment import facts
-from quern.errors import Diverged, RecordError
+from quern.errors import Diverged, RecordError, Stopped
 from quern.experiments import build, read_lambdas, settings_of
 from quern.files import write_text
-from quern.records import METHODS, Run, read_json
+from quern.records import METHODS, Run, read_json, reading
 from quern.sparsity import measure
 from quern.train import fit
 
@@ -41,7 +46,7 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import FrozenTrial
 
-__all__ = ["SHORT", "Short", "Trial", "chosen", "tune", "write_lambdas", "write_trials"]
+__all__ = ["SHORT", "Short", "Trial", "chosen", "read_trials", "tune", "write_lambdas", "write_trials"]
 
 DROP = 0.02
 WAIT = 0.5  # seconds between looks at what another process is at
@@ -76,6 +81,7 @@ class Trial:
     quaternion_sparsity: float
     neuron_sparsity: float
     nonzero_parameters: int
+    environment: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def sparsity(self) -> float:
@@ -97,6 +103,8 @@ def try_weight(images: ImageSet, run: Run, weight: float | None, batch: int) -> 
     try:
         found = fit(network, images, replace(settings_of(run, weight), batch=batch))
         size, accuracy = found.sparsity, found.val_accuracy
+        if run.family == "paper":  # also without penalty, when `fit` keeps the best: the best of many is no fair bar
+            accuracy = found.history[-1]["val_accuracy"]
     except Diverged:
         if weight is None:  # there is nothing to compare with then
             raise
@@ -109,6 +117,7 @@ def try_weight(images: ImageSet, run: Run, weight: float | None, batch: int) -> 
         quaternion_sparsity=size.quaternion_sparsity,
         neuron_sparsity=size.neuron_sparsity,
         nonzero_parameters=size.nonzero_parameters,
+        environment=facts(),
     )
 
 
@@ -128,7 +137,7 @@ def tune(
     short = short or SHORT[dataset]
     images = without_test(data.load(dataset, data_dir), short.images)
     methods, found = list(dict.fromkeys(methods)), []
-    for family in families:
+    for family in dict.fromkeys(families):
         floors: dict[str, float] = {}
         for method in methods:
             run = Run(dataset, family, method, short.epochs, 0)
@@ -190,8 +199,11 @@ def _study(
             trial.set_user_attr("found", asdict(found))
             said = "" if weight is None else f", λ = {weight:.3g}"
             tell(f"{name}{said}: {found.val_accuracy:.2%} on validation images, {found.sparsity:.1%} zero")
-        except BaseException:
+        except BaseException as reason:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)  # its λ is tried again
+            if isinstance(reason, Stopped):
+                said = f"finished trials are in {storage}, and the same command goes on."
+                raise Stopped(f"stopped by {signal.Signals(reason.signal).name}: {said}", reason.signal) from None
             raise
         study.tell(trial, (found.val_accuracy, found.sparsity))
 
@@ -202,8 +214,8 @@ def _open(storage: Path, name: str) -> "Study":
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage.parent.mkdir(parents=True, exist_ok=True)
     try:
+        storage.parent.mkdir(parents=True, exist_ok=True)
         if storage.exists() and storage.stat().st_size:  # Optuna would append to a file with a single line
             with storage.open(encoding="utf-8") as lines:
                 json.loads(next(lines))["op_code"]
@@ -247,9 +259,12 @@ def _states(study: "Study") -> "tuple[list[FrozenTrial], list[FrozenTrial]]":
 
 
 def _lives(host: str, process: int) -> bool:
-    """Whether a process is there; those of other machines are, for all we know."""
+    """Whether a process is there; those of other machines are, for all we know. This one is at no trial when it asks:
+    one that has its number died before it, as in a container that was started again."""
     if host != socket.gethostname() or os.name != "posix":
         return True
+    if process == os.getpid():
+        return False
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -308,17 +323,25 @@ def write_lambdas(path: Path, dataset: str, trials: Sequence[Trial]) -> None:
 
 
 def write_trials(results: Path, dataset: str, trials: Sequence[Trial], short: Short) -> Path:
-    """Keep all trials, with how much of a run each was and the chosen ones marked; those of families and methods not
-    among them stay."""
+    """Keep all trials, each with how much of a run it was and where it ran, and the chosen ones marked; those of
+    families and methods not among them stay."""
     path = results / dataset / "tuning.json"
     picked = {id(trial) for trial in chosen(trials).values()}  # one of several that are equal
-    mine = {(t.family, t.method) for t in trials}
-    before = read_json(path, "trials of quern tune", ["trials"])["trials"] if path.exists() else []
-    rows = [row for row in before if (row["family"], row["method"]) not in mine]
+    mine = {(t.family, t.method, t.weight is None) for t in trials}  # that without penalty has a method's name too
+    rows = [row for kind, row in read_trials(path) if kind not in mine]
     for trial in trials:
         row = asdict(trial)
         rows.append({"lambda": row.pop("weight"), **row, "chosen": id(trial) in picked, "trained": asdict(short)})
     path.parent.mkdir(parents=True, exist_ok=True)
-    record = {"dataset": dataset, "environment": facts(), "trials": rows}
-    write_text(path, json.dumps(record, indent=1) + "\n")
+    write_text(path, json.dumps({"dataset": dataset, "trials": rows}, indent=1) + "\n")
     return path
+
+
+def read_trials(path: Path) -> list[tuple[tuple[str, str, bool], dict[str, Any]]]:
+    """What :func:`write_trials` wrote to a file, if it is there: the family, the method and whether it is without
+    penalty, and the row, of every trial."""
+    if not path.exists():
+        return []
+    rows = read_json(path, "trials of quern tune", ["trials"])["trials"]
+    with reading(path, "trials of quern tune"):
+        return [((row["family"], row["method"], row["lambda"] is None), row) for row in rows]

@@ -169,3 +169,8 @@ def test_an_empty_batch_leaves_the_statistics_alone() -> None:
     norm = qnn.QBatchNorm2d(8)
     assert norm(torch.ones(0, 8, 3, 3)).shape == (0, 8, 3, 3)
     assert torch.equal(norm.get_buffer("running_var"), torch.ones(2))
+    whitening = qnn.QWhiteningBatchNorm2d(8)
+    before = {name: t.clone() for name, t in whitening.named_buffers()}
+    assert whitening(torch.ones(0, 8, 3, 3)).shape == (0, 8, 3, 3)
+    for name in ("running_mean", "running_cov"):
+        assert torch.equal(whitening.get_buffer(name), before[name])

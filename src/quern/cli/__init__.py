@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import quern
-from quern.cli import _compress, _data, _models, _report, _reproduce, _train, _tune
+from quern.cli import _compress, _data, _models, _report, _reproduce, _show, _train, _tune
 from quern.cli._console import err_console, say
 from quern.errors import QuernError, Stopped
 
@@ -23,7 +23,7 @@ app = typer.Typer(
 )
 app.command(epilog=_compress.EXAMPLES)(_compress.compress)
 app.command(epilog=_train.EXAMPLES)(_train.train)
-app.command()(_train.show)
+app.command()(_show.show)
 app.command(epilog=_reproduce.EXAMPLES)(_reproduce.reproduce)
 app.command(epilog=_tune.EXAMPLES)(_tune.tune)
 app.command(epilog=_report.EXAMPLES)(_report.report)

@@ -13,6 +13,7 @@ import typer
 
 from quern.cli import _train
 from quern.cli._console import err_console, out_console, say
+from quern.cli._folder import is_compressed
 from quern.cli._models import network_file
 from quern.cli._train import DATASET_HELP, DataDir, Dropout, ImageSize, Json, Names, Norm, Quiet
 from quern.errors import TrainingError
@@ -180,6 +181,9 @@ def _compress(config: dict[str, Any], out: Path, resume: bool, quiet: bool, json
     stages["batch"] = min(stages["batch"], len(images.train))
     torch.manual_seed(stages["seed"])
     if config["start"] is not None:
+        if is_compressed(Path(config["start"])):
+            said = f"{config['start']} is a run of quern compress: start from its folder dense or small."
+            raise TrainingError(said)
         network = io.load(network_file(Path(config["start"])))
         _train.check_images(network, images, config["start"])
     else:

@@ -2,12 +2,14 @@
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from quern.cli._console import Fetching, err_console, out_console, say
+from quern.cli._folder import how_to_go_on
 from quern.errors import QuernError
 from quern.files import write_text
 
@@ -32,10 +34,11 @@ def network_file(path: Path) -> Path:
     """A run's folder stands for its network."""
     if not path.is_dir():
         return path
-    if (path / "model.safetensors").exists():
-        return path / "model.safetensors"
+    for found in (path / "model.safetensors", path / "small" / "model.safetensors"):  # of quern train, of compress
+        if found.exists():
+            return found
     if (path / "config.json").exists():
-        raise QuernError(f"{path} is a run that is not finished: go on with quern train --resume --out {path}.")
+        raise QuernError(f"{path} is a run that is not finished: go on with {how_to_go_on(path)}.")
     raise QuernError(f"{path} holds no model.safetensors: give the folder of a run, or a file.")
 
 
@@ -69,6 +72,9 @@ def _images(about: dict[str, Any], dataset: str | None, data_dir: Path | None, p
     size = height if Path(name).is_dir() and height == width and name not in data.NAMES else None
     with Fetching(quiet=False) as progress:
         found = data.load(name, data_dir, size, progress)
+    known = about.get("images") or {}
+    if "mean" in known and "std" in known and len(known["mean"]) == found.shape[0]:  # as the network knows images
+        found = replace(found, mean=tuple(known["mean"]), std=tuple(known["std"]))
     if found.shape != _shape(about, path):
         takes, are = (" x ".join(map(str, s)) for s in (_shape(about, path), found.shape))
         raise QuernError(f"the network takes images of {takes}, but those of {name} are {are}.")
@@ -110,8 +116,9 @@ def compact(
         )
         metrics["test_accuracy"] = right[1] / count
         result |= {"right": right, "images": count, "classified_differently": differ}
+    size = network_file(model).stat().st_size  # now: the new file may be to take its place
     io.save(small, out, metrics=metrics, images=about["images"])
-    sizes = [network_file(model).stat().st_size, out.stat().st_size]
+    sizes = [size, out.stat().st_size]
     lines.append(f"{out}: {sizes[1]:,} bytes (before {sizes[0]:,})")
     say("\n".join(lines), err_console if json_ else out_console)
     if json_:
@@ -155,6 +162,9 @@ def export(
     if int8 and images is None:
         raise QuernError("--int8 needs images to find the ranges of numbers with: say --dataset.")
     raw = _pixels(about, pixels, model)
+    if raw is not None and images is not None and raw.top != images.top:
+        said = f"white is {raw.top} in the images of the network and {images.top} in those of {images.name}"
+        raise QuernError(f"{said}: check with others, or without --pixels.")
 
     def prepared(part: Any) -> Any:
         """Images as the file will take them."""

@@ -9,6 +9,7 @@ import typer
 
 from quern.cli._console import Fetching, err_console, out_console, say
 from quern.errors import RecordError
+from quern.records import check_writable
 
 if TYPE_CHECKING:
     from quern.experiments import Task
@@ -82,7 +83,9 @@ def reproduce(
     todo = ex.runs(parts, seeds, epochs, family or (), method or ())
     tasks = ex.survey(todo, results, work, ex.read_lambdas(lambdas))
     timed = list(dict.fromkeys(name for one, name in parts if one == "table2"))
-    if not tasks and not timed:
+    if what == "all":  # asked for by its name, table 2 is timed again
+        timed = [name for name in timed if not ex.timing_path(results, name).exists()]
+    if not tasks and what != "table2":
         raise RecordError(f"{what} has no such runs: leave out --family or --method, or name others.")
     jobs = cpu_count() if jobs is None else jobs
     if jobs < 1:
@@ -90,8 +93,13 @@ def reproduce(
     if dry_run:
         _say_what(tasks, timed, jobs)
         return
+    for name in timed:
+        check_writable(ex.timing_path(results, name).parent, "--results")
     for name in dict.fromkeys([*(task.run.dataset for task in tasks if task.record is None), *timed]):
         _fetch(name, data_dir)
+    outdated = [task.run.name for task in tasks if task.outdated]
+    if outdated:
+        say(f"recorded with other settings, and run again: {', '.join(outdated)}", err_console)
     if tasks:
         options: dict[str, Any] = {"jobs": jobs, "backend": backend, "address": address, "data_dir": data_dir}
         failed = _perform(tasks, results, work, options)
@@ -118,6 +126,8 @@ def _say_what(tasks: "list[Task]", timed: list[str], jobs: int) -> None:
         state = (
             "recorded" if task.record else f"{task.epoch} of {task.run.epochs} epochs done" if task.epoch else "to do"
         )
+        if task.outdated:
+            state += " in place of a record with other settings"
         weight = "" if task.weight is None else f", λ = {task.weight:g}"
         say(f"{task.run.name}{weight}: {state}")
     for name in timed:

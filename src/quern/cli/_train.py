@@ -1,4 +1,4 @@
-"""``quern train`` and ``quern show``."""
+"""``quern train``."""
 
 import json
 import os
@@ -12,8 +12,9 @@ import typer
 from rich.console import Console
 
 from quern.cli._console import Fetching, err_console, out_console, say
+from quern.cli._folder import how_to_go_on, is_compressed
 from quern.errors import TrainingError
-from quern.records import read_json
+from quern.records import check_writable, read_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -108,7 +109,7 @@ def train(
 ) -> None:
     """Train a network, to exact zeros if there is a penalty."""
     if resume:
-        config = resumed(out, {name for name in context.params if explicit(context, name)}, _CONFIG)
+        config = resumed(out, {name for name in context.params if explicit(context, name)}, CONFIG)
     else:
         config = {
             "command": shlex.join(["quern", *sys.argv[1:]]),
@@ -158,11 +159,13 @@ def resumed(out: Path | None, given: set[str], keys: tuple[str, ...]) -> dict[st
     if extra := sorted(given - _ALLOWED_ON_RESUME):
         options = ", ".join(f"--{name.strip('_').replace('_', '-')}" for name in extra)
         raise TrainingError(f"a run goes on with its own settings: leave out {options}.")
-    return read_json(out / "config.json", "the settings of a run", keys)
+    found = read_json(out / "config.json", "the settings of a run", keys)
+    if "stages" not in keys and is_compressed(out):
+        raise TrainingError(f"{out} is a run of quern compress: go on with {how_to_go_on(out)}.")
+    return found
 
 
-_CONFIG = ("command", "dataset", "data_dir", "image_size", "model", "options", "threads", "settings", "sums")
-_RESULT = ("history", "best_epoch", "val_accuracy", "test_accuracy", "test_loss", "sparsity", "seconds")
+CONFIG = ("command", "dataset", "data_dir", "image_size", "model", "options", "threads", "settings", "sums")
 
 
 def penalty_terms(
@@ -200,12 +203,11 @@ def _train(config: dict[str, Any], out: Path | None, resume: bool, tensorboard: 
 
     from quern import train
     from quern.environment import facts
-    from quern.files import write_text
 
     set_threads(config["threads"])
     leads = os.environ.get("RANK", "0") == "0"
     train.Settings.from_dict({**config["settings"], "batch": config["settings"]["batch"] or 1})  # before any download
-    if leads and not resume and out is not None and (out / "last.safetensors").exists():
+    if leads and not resume and out is not None and ((out / "last.safetensors").exists() or is_compressed(out)):
         raise TrainingError(f"{out} already holds a run: go on with --resume, or choose another folder.")
     images = images_of(config, out, resume, quiet or not leads)
     if config["settings"]["batch"] is None:
@@ -219,22 +221,19 @@ def _train(config: dict[str, Any], out: Path | None, resume: bool, tensorboard: 
         except ValueError as reason:
             hint = " (in a built-in network by --norm after_conv)" if "normalisation" in str(reason) else ""
             raise TrainingError(f"{str(reason).rstrip('.')}{hint}.") from reason
-    if leads and out is not None and not resume:
+    if not resume:
         config = {**config, "threads": torch.get_num_threads(), "sums": images.sums, "environment": facts()}
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            write_text(out / "config.json", json.dumps(config, indent=1))
-        except OSError as reason:
-            raise TrainingError(f"{out} cannot be written to ({reason.strerror}): choose another --out.") from reason
+        if leads and out is not None:
+            check_writable(out, "--out")
     told = watchers(out, tensorboard, quiet, leads)
     if leads and not quiet:
         count = sum(p.numel() for p in network.parameters())
         said = f"{model_name(config, images)}: {count:,} parameters; "
         said += f"{images.name}: {len(images.train):,} images to train, {len(images.val):,} to validate; "
-        say(f"{said}{_phases(settings)}", err_console)
-    result = train.fit(network, images, settings, out, resume, told)
+        say(f"{said}{phases(settings)}", err_console)
+    result = train.fit(network, images, settings, out, resume, told, about=config)
     if leads and not quiet:
-        _print_result(result, settings, err_console if json_ else out_console)
+        print_result(result, settings, err_console if json_ else out_console)
         if out is not None:
             say(f"in {out}; again: quern show {shlex.quote(str(out))}", err_console)
     if leads and json_:
@@ -267,7 +266,7 @@ def images_of(config: dict[str, Any], out: Path | None, resume: bool, quiet: boo
     return images
 
 
-def _phases(settings: "Settings") -> str:
+def phases(settings: "Settings") -> str:
     parts = [(settings.warmup, "to warm up"), (settings.epochs, f"with {settings.penalty}" if settings.penalty else "")]
     parts.append((settings.heal, "to heal"))
     return ", ".join(f"{count} epochs {what}".strip() for count, what in parts if count)
@@ -335,7 +334,7 @@ def _zeros(settings: "Settings") -> str:
     return f"up to {settings.tol:g}" if settings.tol else "exact zeros"
 
 
-def _print_result(result: "Result", settings: "Settings", console: Console) -> None:
+def print_result(result: "Result", settings: "Settings", console: Console) -> None:
     found = result.sparsity
     say(
         f"test accuracy {result.test_accuracy:.2%} (validation {result.val_accuracy:.2%}, epoch {result.best_epoch} of "
@@ -344,37 +343,3 @@ def _print_result(result: "Result", settings: "Settings", console: Console) -> N
         console,
     )
     console.print(found, highlight=False)
-
-
-def show(
-    run: Annotated[Path, typer.Argument(help="Folder of a run of quern train.")],
-    history: Annotated[bool, typer.Option("--history", help="Every epoch, too.")] = False,
-) -> None:
-    """Print what a run was, and what it reached."""
-    if run.is_file():
-        raise TrainingError(f"{run} is a file: give the folder of a run.")
-    config = read_json(run / "config.json", "a run of quern train", _CONFIG)
-    from quern.progress import clock, summary
-    from quern.train import Result, Settings
-
-    settings = Settings.from_dict(config["settings"])
-    facts = config.get("environment") or {}
-    say(str(config["command"]))
-    say(f"{config['dataset']}, seed {settings.seed}: {_phases(settings)}")
-    say(", ".join(f"{name} {value}" for name, value in facts.items()))
-    lines = []
-    if (run / "history.jsonl").exists():
-        lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
-    result = None
-    if (run / "result.json").exists():
-        result = Result.from_dict(read_json(run / "result.json", "a result", _RESULT))
-        lines = list(result.history)
-    for line in lines if history else []:
-        say(summary(line, settings.total))
-    if result is not None:
-        say(f"{len(lines)} epochs in {clock(result.seconds)}")
-        _print_result(result, settings, out_console)
-        return
-    if lines and not history:
-        say(summary(lines[-1], settings.total))
-    say(f"not finished; go on with: quern train --resume --out {shlex.quote(str(run))}")

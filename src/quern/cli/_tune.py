@@ -46,7 +46,7 @@ def tune(
 
     from quern import data, tune
     from quern.experiments import read_lambdas
-    from quern.records import DATASETS, FIGURE2, TABLE1, check_known
+    from quern.records import DATASETS, FIGURE2, TABLE1, check_known, check_writable
 
     check_known(dataset, DATASETS, "data set")
     families, methods = family or ["paper", "quern"], method or list(TABLE1[1:])
@@ -63,6 +63,9 @@ def tune(
         raise RecordError(f"--images is {short.images}, but a batch has {short.batch}: give more.")
     if lambdas.exists():  # found damaged now, not after all trials
         read_lambdas(lambdas)
+    tune.read_trials(results / dataset / "tuning.json")
+    check_writable(results / dataset, "--results")
+    check_writable(lambdas.parent, "--lambdas")
     with Fetching(False) as progress:
         data.load(dataset, data_dir, None, progress)
     found = tune.tune(
@@ -74,7 +77,7 @@ def tune(
     for (name, which), trial in tune.chosen(found).items():
         shares = (trial.val_accuracy, trial.quaternion_sparsity, trial.neuron_sparsity)
         table.add_row(name, which, f"{trial.weight:.4g}", *(f"{share:.2%}" for share in shares))
+    out_console.print(table)
     tune.write_lambdas(lambdas, dataset, found)
     record = tune.write_trials(results, dataset, found, short)
-    out_console.print(table)
     say(f"in {lambdas}, all trials in {record}; go on with: quern reproduce --lambdas {lambdas}", err_console)

@@ -84,7 +84,7 @@ class ImageSet:
 
 
 def load(
-    source: str | Path, data_dir: Path | None = None, size: int | None = None, progress: Progress | None = None
+    source: str | Path, data_dir: Path | str | None = None, size: int | None = None, progress: Progress | None = None
 ) -> ImageSet:
     """A set by name (``mnist``, ``cifar10``, ``digits``), or from an ``.npz`` file or a folder with a folder per class.
 
@@ -106,13 +106,13 @@ def load(
     raise DataError(f"there is no data set {source}: give one of {', '.join(NAMES)}, an .npz file, or a folder.")
 
 
-def mnist(data_dir: Path | None = None, progress: Progress | None = None) -> ImageSet:
+def mnist(data_dir: Path | str | None = None, progress: Progress | None = None) -> ImageSet:
     """60,000 gray images of handwritten digits to train on (5,000 of them for validation), 10,000 to test."""
     digits = tuple(str(n) for n in range(10))
     return _known("mnist", obtain("mnist", data_dir, progress), digits, (0.1307,), (0.3081,))
 
 
-def cifar10(data_dir: Path | None = None, progress: Progress | None = None) -> ImageSet:
+def cifar10(data_dir: Path | str | None = None, progress: Progress | None = None) -> ImageSet:
     """50,000 colour images of ten classes to train on (5,000 of them for validation), 10,000 to test."""
     return _known("cifar10", obtain("cifar10", data_dir, progress), CIFAR10_CLASSES, (0.5,) * 3, (0.5,) * 3)
 
@@ -136,12 +136,13 @@ def digits() -> ImageSet:
     return ImageSet("digits", train, val, test, classes, mean, std, top=16, sums=DIGITS_SUMS)
 
 
-def npz(path: Path) -> ImageSet:
+def npz(path: Path | str) -> ImageSet:
     """An npz file with ``images`` (n, h, w), (n, h, w, channels) or (n, channels, h, w) as bytes, and ``labels`` (n,).
 
     With ``test_images`` and ``test_labels`` these are the test set; without, 15 % of the images are. A tenth of the
     rest is for validation. The channels are the axis of size 1 or 3.
     """
+    path = Path(path)
     try:
         if path.is_file() and not zipfile.is_zipfile(path):
             raise ValueError("it is another kind of file, or cut short")
@@ -160,15 +161,17 @@ def npz(path: Path) -> ImageSet:
     count = int(everything.labels.max()) + 1
     if test is not None and (test.pixels.shape[1:] != everything.pixels.shape[1:] or int(test.labels.max()) >= count):
         raise DataError(f"{path}: the test images must have the size and the classes of the training images.")
-    return _from_parts(path.stem, everything, test, tuple(str(n) for n in range(count)), sums(arrays))
+    name = path.name if path.stem in NAMES else path.stem  # a set of one's own is none of those
+    return _from_parts(name, everything, test, tuple(str(n) for n in range(count)), sums(arrays))
 
 
-def image_folder(root: Path, size: int | None = None, gray: bool = False) -> ImageSet:
+def image_folder(root: Path | str, size: int | None = None, gray: bool = False) -> ImageSet:
     """A folder with one folder of PNG or JPEG files per class; or with ``train`` and ``test`` folders of that kind.
 
     Without a ``test`` folder 15 % of the images are the test set; a tenth of the rest is for validation. Images of
     different sizes need ``size``, to which they are resized, height and width. ``gray`` reads them with one channel.
     """
+    root = Path(root)
     if not root.is_dir():
         raise DataError(f"{root} is not a folder.")
     if size is not None and size < 1:
@@ -191,10 +194,11 @@ def image_folder(root: Path, size: int | None = None, gray: bool = False) -> Ima
     arrays = {"images": everything.pixels.numpy(), "labels": everything.labels.numpy()}
     if test is not None:
         arrays |= {"test_images": test.pixels.numpy(), "test_labels": test.labels.numpy()}
-    return _from_parts(root.resolve().name, everything, test, classes, sums(arrays))
+    name = root.resolve().name
+    return _from_parts(f"{name}/" if name in NAMES else name, everything, test, classes, sums(arrays))
 
 
-def fetch(name: str, data_dir: Path | None = None, progress: Progress | None = None) -> Path:
+def fetch(name: str, data_dir: Path | str | None = None, progress: Progress | None = None) -> Path:
     """Make sure that a known set is in the cache, and return its file."""
     if name not in SOURCES:
         raise DataError(f"{name} is not a set that is fetched: give one of {', '.join(SOURCES)}.")

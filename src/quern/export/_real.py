@@ -34,7 +34,7 @@ def to_real(model: nn.Module) -> fx.GraphModule:
 
     Batch normalisation is folded into the layer next to it where that is exact, dropout is gone, and submodules keep
     their names. Running it, or reading it from a file of ``torch.save``, needs no quern. Inputs are taken to have a
-    batch axis.
+    batch axis, and what stands between a linear layer and a one-dimensional normalisation to be ``(batch, features)``.
     """
     folded = fold(model).eval()
     root, graph = _one_layer(folded) if Tracer().is_leaf_module(folded, "") else (folded, trace(folded))

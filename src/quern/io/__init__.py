@@ -41,7 +41,8 @@ def save(
     A network from ``quern.models``, compacted or folded or not, can be read without building one. A network of your
     own, or one that was changed by hand since it was built, needs a freshly built one to be read into. ``metrics`` are
     any plain JSON. ``images`` say what the network takes and gives: ``shape`` [channels, height, width], ``mean`` and
-    ``std`` per channel, ``classes`` their names; other entries are kept too.
+    ``std`` per channel, ``top`` the value of white, ``classes`` their names, ``name`` that of the set; other entries
+    are kept too.
     """
     path = Path(path)
     with sentences(path, "written"):

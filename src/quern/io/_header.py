@@ -179,7 +179,12 @@ def checked_arguments(builder: str, arguments: dict[str, Any]) -> dict[str, Any]
 
 
 def _check_images(images: dict[str, Any]) -> None:
-    """What is there of ``shape``, ``mean``, ``std`` and ``classes`` must be usable."""
+    """What is there of ``name``, ``shape``, ``mean``, ``std``, ``top`` and ``classes`` must be usable."""
+    name, top = images.get("name", ""), images.get("top", 255)
+    if not isinstance(name, str):
+        raise Wrong(f"has images with the name {short(name)}, but it should be a text")
+    if type(top) is not int or not 1 <= top <= 255:
+        raise Wrong(f"has images with the top {short(top)}, but it should be a whole number from 1 to 255")
     shape, classes = images.get("shape", [1, 1, 1]), images.get("classes", [])
     if not (isinstance(shape, list) and len(shape) == 3 and all(map(_is_size, shape))):
         raise Wrong(f"has images of shape {short(shape)}, but it should be [channels, height, width]")

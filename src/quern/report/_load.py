@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quern.errors import RecordError
-from quern.records import DATASETS, FAMILIES, METHODS, Run, read, read_json, record_path
-from quern.report._reading import reading
+from quern.records import DATASETS, FAMILIES, METHODS, Run, read, read_json, reading, record_path
 
 __all__ = ["Compressed", "Found", "Group", "Layer", "Line", "Moduli", "Outcome", "Size", "Timing", "Trial", "load"]
 
@@ -74,13 +73,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one row: they differ in their seeds only."""
+    """The runs of one row: they differ in their seeds only. ``left_out`` more have fewer epochs."""
 
     dataset: str
     family: str
     method: str
     epochs: int
     runs: tuple[Outcome, ...]
+    left_out: int
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,14 @@ def _groups(outcomes: list[Outcome]) -> tuple[Group, ...]:
     for key, found in rows.items():
         epochs = max(outcome.run.epochs for outcome in found)
         runs = sorted((o for o in found if o.run.epochs == epochs), key=lambda outcome: outcome.run.seed)
-        groups.append(Group(*key, epochs, tuple(runs)))
+        strengths = sorted({o.strength for o in runs if o.strength is not None})
+        if len(strengths) > 1:
+            raise RecordError(
+                f"the runs {'-'.join(map(str, (*key[1:], epochs)))} of {key[0]} have different λs "
+                f"({', '.join(f'{strength:g}' for strength in strengths)}), so there is no mean of them: "
+                "run quern reproduce for all seeds again, or remove the records of one λ."
+            )
+        groups.append(Group(*key, epochs, tuple(runs), len(found) - len(runs)))
     order = {name: n for n, name in enumerate((*DATASETS, *FAMILIES, *METHODS))}
     return tuple(sorted(groups, key=lambda g: (order[g.dataset], order[g.family], list(METHODS).index(g.method))))
 

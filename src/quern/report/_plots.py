@@ -25,12 +25,15 @@ def curves(found: Found, dataset: str, family: str, number: int) -> Figure | Non
     groups = [group for method in methods if (group := found.group(dataset, family, method))]
     if not groups or (number == 2 and all(group.method == "rq" for group in groups)):
         return None
-    phases = _phases(groups[-1])
+    alike = len({group.epochs for group in groups}) == 1
+    phases = _phases(groups[-1]) if alike else ()  # else they begin at different places
     panels = tuple(
         Curves(_SHOWN[key], "epoch", "%", tuple(_line(group, key) for group in groups), phases) for key in what
     )
     caption = "Mean over seeds, bands are ± one standard deviation."
     missing = [METHODS[method] for method in methods if not found.group(dataset, family, method)]
+    if not alike:
+        caption += f" Epochs: {', '.join(f'{METHODS[group.method]} {group.epochs}' for group in groups)}."
     if missing:
         caption += f" Not run yet: {', '.join(missing)}."
     title = f"Figure {number}, {DATASETS[dataset]}, {OURS[family]}"

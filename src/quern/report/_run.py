@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quern.records import DATASETS, read_json
+from quern.records import DATASETS, read_json, reading
 from quern.report._figures import Curves, Figure, Line
-from quern.report._reading import reading
 from quern.report._tables import Cell, Table, amount, number, ratio, word
 
 __all__ = ["RunPage", "compared", "read_run"]

@@ -53,7 +53,7 @@ class Loaders:
     """Batches of your own: each is an iterable of pairs (input, class numbers), such as a ``DataLoader``.
 
     ``train`` is gone through once an epoch and needs a length; what it draws from torch's global generator is the same
-    in a training that was resumed. ``test`` is ``val`` if there is none.
+    in a training that was resumed. The others are gone through several times; ``test`` is ``val`` if there is none.
     """
 
     train: Iterable[Any]
@@ -154,6 +154,11 @@ class _FromLoaders:
             raise TrainingError("crop and flip are for images of quern.data: let your own loader do it.")
         if not isinstance(data.train, Sized) or len(data.train) == 0:
             raise TrainingError("the loader to train with must have a length, of at least one batch.")
+        for loader, what in ((data.val, "validate"), (data.test, "test")):
+            if isinstance(loader, Iterator):
+                raise TrainingError(
+                    f"the loader to {what} with can be gone through only once: give a DataLoader or a list of batches."
+                )
         self.steps = len(data.train)
         self.example = next(self.val(), (torch.empty(0),))[0][:2]
         if not len(self.example):

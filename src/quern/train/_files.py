@@ -17,11 +17,11 @@ __all__ = ["Files"]
 
 class Files:
     """What a training keeps in ``folder``: the checkpoints ``last``, with all that is needed to go on, and ``best``,
-    with the best weights; one line of ``history.jsonl`` an epoch. Without a folder, or in a process that does not lead
-    (``writes`` is False), nothing is written."""
+    with the best weights; one line of ``history.jsonl`` an epoch; and ``about`` as ``config.json``, if there is any.
+    Without a folder, or in a process that does not lead (``writes`` is False), nothing is written."""
 
-    def __init__(self, folder: Path | None, writes: bool) -> None:
-        self.folder, self.writes = folder, writes and folder is not None
+    def __init__(self, folder: Path | None, writes: bool, about: dict[str, Any] | None = None) -> None:
+        self.folder, self.writes, self.about = folder, writes and folder is not None, about
 
     @property
     def begun(self) -> bool:
@@ -49,6 +49,9 @@ class Files:
             with self.writing(""):
                 for left in self.folder.glob(".*.safetensors.*.tmp"):  # by a run that was killed while it saved
                     left.unlink()
+            if self.about is not None and not resume:
+                with self.writing("config.json") as path:
+                    write_text(path, json.dumps(self.about, indent=1))
             yield
 
     def save(self, name: str, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:

@@ -51,21 +51,23 @@ def fit(
     model: nn.Module,
     data: ImageSet | Loaders,
     settings: Settings,
-    out: Path | None = None,
+    out: Path | str | None = None,
     resume: bool = False,
     watchers: Sequence[Watcher] = (),
     *,
+    about: dict[str, Any] | None = None,
     teacher: nn.Module | None = None,
     steer: Steer | None = None,
 ) -> Result:
     """Train ``model`` on ``data`` and leave it with the weights of the best epoch, in eval mode.
 
-    The best epoch is the one of highest validation accuracy in the last phase; if that phase is grinding, where every
-    epoch has more zeros than the one before, it is the last one. The test images are looked at once, at the end.
+    The best epoch is the one of highest validation accuracy in the last phase; if that phase is grinding, where zeros
+    grow in number from epoch to epoch, it is the last one. The test images are looked at once, at the end.
 
-    With ``out`` the folder gets, after every epoch, ``last.safetensors`` (all that is needed to go on),
-    ``best.safetensors`` (the best weights so far) and ``history.jsonl``; at the end ``result.json`` and the network as
-    ``model.safetensors``, for :func:`quern.io.load`. ``resume`` goes on from there, or begins if no epoch was finished.
+    With ``out`` the folder gets ``config.json``, if ``about`` says what ``quern train`` was asked for, and every epoch
+    ``last.safetensors`` (all that is needed to go on), ``best.safetensors`` (the best weights so far) and
+    ``history.jsonl``; at the end ``result.json`` and the network as ``model.safetensors``, for :func:`quern.io.load`.
+    ``resume`` goes on from there, or begins if no epoch was finished.
     Under torchrun the processes share each batch, by DistributedDataParallel.
 
     ``teacher`` gives the answers for ``settings.distill``; ``steer`` chooses λ in place of ``settings.ramp``.
@@ -81,7 +83,8 @@ def fit(
                 raise TrainingError("distill needs a teacher, and a teacher a share to distill.")
             teacher = None if teacher is None else teacher.to(device).eval()
             batches = source(data, settings, crew, device)
-            run = _Run(model.to(device), batches, settings, out, crew, watchers if crew.leads else (), teacher, steer)
+            files = Files(None if out is None else Path(out), crew.leads, about)
+            run = _Run(model.to(device), batches, settings, files, crew, watchers if crew.leads else (), teacher, steer)
             return run.run(resume)
 
 
@@ -96,14 +99,13 @@ class _Run:
         model: nn.Module,
         source: Source,
         settings: Settings,
-        out: Path | None,
+        files: Files,
         crew: Team,
         watchers: Sequence[Watcher],
         teacher: nn.Module | None,
         steer: Steer | None,
     ) -> None:
-        self.model, self.source, self.settings, self.crew = model, source, settings, crew
-        self.files = Files(out, crew.leads)
+        self.model, self.source, self.settings, self.files, self.crew = model, source, settings, files, crew
         self.watchers, self.teacher, self.steer = watchers, teacher, steer
         self.steps, self.example = source.steps, source.example
         self.device = source.example.device
@@ -389,7 +391,7 @@ class _Run:
     def _how_to_go_on(self) -> str:
         if self.files.folder is None:
             return f"{self._place()}; nothing was saved, because no folder was given."
-        if not (self.files.folder / "config.json").exists():
+        if self.files.about is None:
             return f"{self._place()}; go on with resume=True."
         launch = "quern" if self.crew.size == 1 else f"torchrun ... (with {self.crew.size} processes) -m quern"
         return f"{self._place()}; go on with: {launch} train --resume --out {shlex.quote(str(self.files.folder))}"
@@ -411,11 +413,13 @@ def _unlike(scores: Tensor, taught: Tensor) -> Tensor:
     return TEMPERATURE**2 * F.kl_div(s, t, reduction="batchmean", log_target=True)
 
 
-def _peak_memory_mb(device: torch.device) -> float:
+def _peak_memory_mb(device: torch.device) -> float | None:
     """The most memory that was in use at a time: of the GPU's, or resident memory of this process."""
     if device.type == "cuda":
         return round(torch.cuda.max_memory_allocated(device) / 2**20, 1)
-    import resource  # not everywhere
-
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # Linux counts it in KiB, macOS in bytes
     return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)

@@ -60,6 +60,7 @@ class Settings:
         for name in ("epochs", "warmup", "heal", "crop", "compact_every"):
             yield getattr(self, name) >= 0, f"{name} is {getattr(self, name)}, but cannot be negative"
         yield self.warmup + self.epochs + self.heal > 0, "there are no epochs to train for"
+        yield -(1 << 63) <= self.seed < 1 << 64, f"seed is {self.seed}, but must be a number of 64 bits"
         yield self.batch >= 1, f"the batch is {self.batch}, but needs at least one image"
         yield 0 < self.lr < math.inf, f"lr is {self.lr}, but must be a positive number"
         yield self.heal_lr is None or 0 < self.heal_lr < math.inf, f"heal_lr is {self.heal_lr}, but must be positive"
