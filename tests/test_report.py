@@ -162,6 +162,22 @@ def test_claims_are_judged_one_by_one(tmp_path: Path) -> None:
     assert found()["points against none"] == ("–", "")
 
 
+def test_weights_are_compared_with_those_of_the_same_network(tmp_path: Path) -> None:
+    for n, method in enumerate(("none", "rq", "none-bn", "rq-bn")):
+        record = run_record("digits", "quern", method)
+        record["moduli"] |= {"counts": [n + 1, *[0] * (len(record["moduli"]["counts"]) - 1)], "zeros": 9 - n}
+        write_run(tmp_path, record)
+        if method == "rq-bn":
+            plain, normed = there(_plots.moduli(load(tmp_path), "digits", "quern")).panels
+            assert isinstance(plain, Spreads)
+            assert isinstance(normed, Spreads)
+            assert (plain.before.zeros, plain.after.zeros) == (90, 80)
+            assert (normed.before.zeros, normed.after.zeros) == (70, 60)
+    (tmp_path / "digits" / "quern-none-bn-6-0.json").unlink()
+    (panel,) = there(_plots.moduli(load(tmp_path), "digits", "quern")).panels  # there is nothing to compare rq-bn with
+    assert panel.title == "R_Q"
+
+
 def test_tuned_weights_runs_sums_and_compress_records(tmp_path: Path) -> None:
     found = load(write_experiments(tmp_path, ("mnist",)))
     assert {c.text for c in column(there(_rows.tuned(found, "mnist")), "λ")} == {"4"}
@@ -195,14 +211,6 @@ def test_the_longest_runs_count_and_the_others_are_named(tmp_path: Path) -> None
     for panel in figure.panels:
         assert isinstance(panel, Curves)
         assert panel.phases == ()  # they begin at different epochs
-
-
-def test_a_trial_without_penalty_is_not_counted_as_one_of_its_method(tmp_path: Path) -> None:
-    path = write_experiments(tmp_path, ("mnist",), ("none", "gamma-bn")) / "mnist" / "tuning.json"
-    record = json.loads(path.read_text())
-    record["trials"].append({**record["trials"][0], "lambda": None, "chosen": False})
-    path.write_text(json.dumps(record))
-    assert {c.text for c in column(there(_rows.tuned(load(tmp_path), "mnist")), "tried")} == {"6"}
 
 
 def test_a_trial_without_penalty_is_a_point_like_any_other(tmp_path: Path) -> None:
@@ -319,6 +327,9 @@ def test_the_figures_of_the_paper_have_its_panels(tmp_path: Path) -> None:
     assert sum(dots.source == "the paper" for dots in front[0].dots) == 5
     layers = figures["layers-mnist"].panels[2]
     assert isinstance(layers, Bars)
+    shown = ["ℓ2", "ℓ1", "R_Q", "R_QL", "R_Q + BN", "R_QL + BN", "L1(BN)"]  # neither of the two without penalty
+    assert [panel.title for panel in figures["layers-mnist"].panels] == shown
+    assert [panel.title for panel in figures["moduli-mnist-quern"].panels] == shown
     assert layers.bars[1].quaternions == (np.mean([320, 328]), 800)
     spreads = figures["moduli-mnist-quern"].panels[0]
     assert isinstance(spreads, Spreads)

@@ -223,7 +223,7 @@ def test_methods_with_batch_normalisation_are_compared_with_such_a_network(tmp_p
     torch.manual_seed(0)
     settings = Settings(epochs=1, batch=64, lr=5e-3)
     result = fit(digits_qcnn(norm="after_conv").train(), tune.without_test(DIGITS, 128), settings)
-    assert (first.method, first.weight, first.val_accuracy) == ("gamma-bn", None, result.val_accuracy)
+    assert (first.method, first.weight, first.val_accuracy) == ("none-bn", None, result.val_accuracy)
     assert [t.method for t in others] == ["gamma-bn"] * 2 + ["rq-bn"] * 2
     assert all(t.weight is not None for t in others)
     assert chosen([first, *others]).keys() == {("quern", "gamma-bn"), ("quern", "rq-bn")}
@@ -399,7 +399,7 @@ def test_two_processes_share_the_work(tmp_path: Path) -> None:
 
 def test_weights_of_others_stay(tmp_path: Path) -> None:
     path = tmp_path / "new" / "lambdas.toml"
-    normal = trial(0.9, 0.0, "gamma-bn", None)
+    normal = trial(0.9, 0.0, "none-bn", None)
     write_lambdas(path, "mnist", [none(0.9), normal, trial(0.9, 0.5, "rq", 3.14159), trial(0.9, 0.5, "gamma-bn", 1e-5)])
     assert read_lambdas(path) == {"mnist": {"quern": {"rq": 3.142, "gamma-bn": 1e-5}}}
     write_lambdas(path, "digits", [none(0.9, "paper"), trial(0.9, 0.5, "l1", 7.0, "paper")])
@@ -439,12 +439,11 @@ def test_one_trial_of_each_method_is_marked(tmp_path: Path) -> None:
 
 
 def test_trials_of_a_method_stay_when_its_network_is_compared_with_again(tmp_path: Path) -> None:
-    """The trial without penalty of networks with batch normalisation has the name of a method."""
-    plain = trial(0.9, 0.0, "gamma-bn", None)
+    plain = trial(0.9, 0.0, "none-bn", None)
     write_trials(tmp_path, "digits", [plain, trial(0.9, 0.5, "gamma-bn", 3.0)], SHORT)
     path = write_trials(tmp_path, "digits", [plain, trial(0.8, 0.5, "rq-bn", 4.0)], SHORT)
     rows = json.loads(path.read_text())["trials"]
-    assert [(row["method"], row["lambda"]) for row in rows] == [("gamma-bn", 3.0), ("gamma-bn", None), ("rq-bn", 4.0)]
+    assert [(row["method"], row["lambda"]) for row in rows] == [("gamma-bn", 3.0), ("none-bn", None), ("rq-bn", 4.0)]
     assert [row["chosen"] for row in rows] == [True, False, True]
 
 

@@ -38,6 +38,7 @@ __all__ = [
     "FAMILIES",
     "FIGURE2",
     "METHODS",
+    "NEURONS",
     "PAPER",
     "Run",
     "check_known",
@@ -46,16 +47,17 @@ __all__ = [
     "read_json",
     "read_record",
 ]
-__all__ += ["TABLE1", "reading", "record_path", "write"]
+__all__ += ["TABLE1", "reading", "record_path", "without_penalty", "write"]
 
 DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
-# How each method is written. The last three stand on networks with batch normalisation.
+# How each method is written. The last four stand on networks with batch normalisation.
 METHODS = {
     "none": "none",
     "l2": "ℓ2",
     "l1": "ℓ1",
     "rq": "R_Q",
     "rql": "R_QL",
+    "none-bn": "none + BN",
     "rq-bn": "R_Q + BN",
     "rql-bn": "R_QL + BN",
     "gamma-bn": "L1(BN)",
@@ -67,9 +69,15 @@ FAMILIES = {
     "real": "the real-valued network of as many parameters",
 }
 
-# What the tables and figure 1, and figure 2, are made of.
+# What the tables and figure 1, figure 2, and the claims about neurons are made of.
 TABLE1 = ("none", "l2", "l1", "rq", "rql")
 FIGURE2 = ("rq", "rq-bn", "rql-bn", "gamma-bn")
+NEURONS = ("gamma-bn", "rq-bn", "rql-bn", "none-bn")
+
+
+def without_penalty(method: str) -> str:
+    """What a method is compared with: the same network, trained without penalty."""
+    return "none-bn" if method.endswith("-bn") else "none"
 
 
 def _row(*values: float) -> dict[str, float]:

@@ -38,7 +38,7 @@ from quern.environment import facts
 from quern.errors import Diverged, RecordError, Stopped
 from quern.experiments import build, read_lambdas, settings_of
 from quern.files import write_text
-from quern.records import METHODS, Run, read_json, reading
+from quern.records import METHODS, Run, read_json, reading, without_penalty
 from quern.sparsity import measure
 from quern.train import fit
 
@@ -141,18 +141,13 @@ def tune(
         floors: dict[str, float] = {}
         for method in methods:
             run = Run(dataset, family, method, short.epochs, 0)
-            plain = _without_penalty(method)
+            plain = without_penalty(method)
             if plain not in floors:
                 [one] = _study(images, replace(run, method=plain), None, short, storage, 1, 0.0, tell)
                 floors[plain] = one.val_accuracy - DROP
                 found.append(one)
             found += _study(images, run, RANGES[method], short, storage, trials, floors[plain], tell)
     return found
-
-
-def _without_penalty(method: str) -> str:
-    """The method whose network this one has; trained with no λ, it is what this one is compared with."""
-    return "gamma-bn" if method.endswith("-bn") else "none"
 
 
 def _study(
@@ -169,7 +164,7 @@ def _study(
     ``floor`` on, an accuracy is good enough."""
     import optuna
 
-    name = f"{run.name}-{short.images}x{short.batch}{'' if weights else '-without'}"
+    name = f"{run.name}-{short.images}x{short.batch}"
     low, high = weights or (1.0, 1.0)
     study = _open(storage, name)
     told = False
@@ -296,9 +291,8 @@ def chosen(trials: Sequence[Trial], drop: float = DROP) -> dict[tuple[str, str],
     """The trial to go on with, by family and method: the sparsest within ``drop`` of the accuracy without penalty."""
     found = {}
     for family, method in dict.fromkeys((t.family, t.method) for t in trials if t.weight is not None):
-        mine = [t for t in trials if (t.family, t.method) == (family, method) and t.weight is not None]
-        plain = (family, _without_penalty(method), None)
-        none = next(t for t in trials if (t.family, t.method, t.weight) == plain)
+        mine = [t for t in trials if (t.family, t.method) == (family, method)]
+        none = next(t for t in trials if (t.family, t.method) == (family, without_penalty(method)))
         good = [t for t in mine if t.val_accuracy >= none.val_accuracy - drop]
         best = max(good, key=lambda t: (t.sparsity, t.component_sparsity, t.val_accuracy), default=None)
         found[family, method] = best or max(mine, key=lambda t: (t.val_accuracy, t.sparsity))
@@ -327,7 +321,7 @@ def write_trials(results: Path, dataset: str, trials: Sequence[Trial], short: Sh
     families and methods not among them stay."""
     path = results / dataset / "tuning.json"
     picked = {id(trial) for trial in chosen(trials).values()}  # one of several that are equal
-    mine = {(t.family, t.method, t.weight is None) for t in trials}  # that without penalty has a method's name too
+    mine = {(t.family, t.method) for t in trials}
     rows = [row for kind, row in read_trials(path) if kind not in mine]
     for trial in trials:
         row = asdict(trial)
@@ -337,11 +331,10 @@ def write_trials(results: Path, dataset: str, trials: Sequence[Trial], short: Sh
     return path
 
 
-def read_trials(path: Path) -> list[tuple[tuple[str, str, bool], dict[str, Any]]]:
-    """What :func:`write_trials` wrote to a file, if it is there: the family, the method and whether it is without
-    penalty, and the row, of every trial."""
+def read_trials(path: Path) -> list[tuple[tuple[str, str], dict[str, Any]]]:
+    """What :func:`write_trials` wrote to a file, if it is there: the family, the method, and the row of every trial."""
     if not path.exists():
         return []
     rows = read_json(path, "trials of quern tune", ["trials"])["trials"]
     with reading(path, "trials of quern tune"):
-        return [((row["family"], row["method"], row["lambda"] is None), row) for row in rows]
+        return [((row["family"], row["method"]), row) for row in rows]

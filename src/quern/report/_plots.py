@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterable
 
-from quern.records import DATASETS, FIGURE2, METHODS, PAPER, TABLE1
+from quern.records import DATASETS, FIGURE2, METHODS, PAPER, TABLE1, without_penalty
 from quern.report._figures import Bar, Bars, Curves, Dots, Figure, Line, Panel, Scatter, Spread, Spreads
 from quern.report._load import Found, Group, Trial
 from quern.report._rows import OURS
@@ -139,12 +139,17 @@ def _printed(dataset: str) -> list[Dots]:
 
 def layers(found: Found, dataset: str) -> Figure | None:
     """What is left of every layer, a panel per method; means over the seeds of the family quern."""
-    groups = [g for g in found.groups if (g.dataset, g.family) == (dataset, "quern") and g.method != "none"]
+    groups = _with_penalty(found, dataset, "quern")
     panels = tuple(Bars(METHODS[group.method], bars) for group in groups if (bars := _bars(group)))
     if not panels:
         return None
     caption = "Quaternions and neurons left in every layer, means over the seeds of the family quern."
     return Figure(f"layers-{dataset}", DATASETS[dataset], caption, panels)
+
+
+def _with_penalty(found: Found, dataset: str, family: str) -> list[Group]:
+    groups = [group for group in found.groups if (group.dataset, group.family) == (dataset, family)]
+    return [group for group in groups if group.method != without_penalty(group.method)]
 
 
 def _bars(group: Group) -> tuple[Bar, ...]:
@@ -159,30 +164,25 @@ def _bars(group: Group) -> tuple[Bar, ...]:
 
 def moduli(found: Found, dataset: str, family: str) -> Figure | None:
     """How |w| is spread without a penalty and with each, a panel per method."""
-    before = found.group(dataset, family, "none")
-    groups = [g for g in found.groups if (g.dataset, g.family) == (dataset, family) and g.method != "none"]
-    if before is None or not groups:
-        return None
-    edges = before.runs[0].moduli.edges
-    panels = tuple(
-        Spreads(METHODS[group.method], edges, _spread(before), _spread(group))
-        for group in groups
-        if all(run.moduli.edges == edges for run in (*before.runs, *group.runs))
-    )
+    panels = []
+    for group in _with_penalty(found, dataset, family):
+        before = found.group(dataset, family, without_penalty(group.method))
+        edges = group.runs[0].moduli.edges
+        if before and all(run.moduli.edges == edges for run in (*before.runs, *group.runs)):
+            pair = (_spread(before, "without penalty", "none"), _spread(group, "with penalty", "second"))
+            panels.append(Spreads(METHODS[group.method], edges, *pair))
     if not panels:
         return None
     caption = (
-        "Moduli of all quaternion weights of all seeds, without a penalty and with "
+        "Moduli of all quaternion weights of all seeds, of the same network without a penalty and with "
         "it. Bars at the left are weights that are exactly zero or were removed."
     )
-    return Figure(f"moduli-{dataset}-{family}", f"{DATASETS[dataset]}, {OURS[family]}", caption, panels)
+    return Figure(f"moduli-{dataset}-{family}", f"{DATASETS[dataset]}, {OURS[family]}", caption, tuple(panels))
 
 
-def _spread(group: Group) -> Spread:
+def _spread(group: Group, label: str, style: str) -> Spread:
     counts = [sum(column) for column in zip(*(run.moduli.counts for run in group.runs), strict=True)]
     zeros = sum(run.moduli.zeros for run in group.runs)
     whole = max(1, sum(counts) + zeros)
     shares = tuple(100 * count / whole for count in counts)
-    label = "without penalty" if group.method == "none" else "with penalty"
-    style = "none" if group.method == "none" else "second"
     return Spread(label, style, shares, 100 * zeros / whole)

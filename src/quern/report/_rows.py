@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 
-from quern.records import DATASETS, FAMILIES, METHODS, PAPER, TABLE1
+from quern.records import DATASETS, FAMILIES, METHODS, NEURONS, PAPER, TABLE1
 from quern.report._load import Compressed, Found, Group, Trial
 from quern.report._tables import NONE, Cell, Table, counted, judged, marked, mean, measured, number, ratio, word
 
 __all__ = ["OURS", "claims", "compressed", "provenance", "sums", "table1", "table2", "tuned"]
 
-NEURONS = ("gamma-bn", "rq-bn", "rql-bn")
 OURS = {"paper": "paper's way", "quern": "quern", "real": "real-valued"}
 SLOWEST = 1.10  # a step with R_Q or R_QL may take so many times that of one without
 
@@ -235,7 +234,7 @@ def tuned(found: Found, dataset: str) -> Table | None:
 
 
 def _same(one: Trial, other: Trial) -> bool:
-    return (one.family, one.method) == (other.family, other.method) and other.strength is not None
+    return (one.family, one.method) == (other.family, other.method)
 
 
 def _tuned(trial: Trial, tried: int) -> tuple[Cell, ...]:
