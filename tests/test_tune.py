@@ -136,17 +136,17 @@ def test_the_sparsest_within_the_drop_is_chosen_or_the_most_accurate(
 
 
 @pytest.mark.parametrize("weight", [None, 1.0])
-@pytest.mark.parametrize(("family", "judged"), [("paper", 0.6), ("quern", 0.9)])
-def test_a_trial_is_judged_with_and_without_penalty_by_the_same_epoch(
+@pytest.mark.parametrize(("family", "judged"), [("paper", 0.7), ("quern", 0.9)])
+def test_a_trial_is_judged_with_and_without_penalty_by_the_same_epochs(
     family: str, judged: float, weight: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run("digits", family, "rq", 1, 0)
-    history = tuple({"val_accuracy": accuracy} for accuracy in (0.5, 0.9, 0.6))
-    kept = 0.6 if family == "paper" and weight else 0.9  # what `fit` goes by
+    history = tuple({"val_accuracy": accuracy} for accuracy in (0.2, 0.9, 0.8, 0.4))
+    kept = 0.4 if family == "paper" and weight else 0.9  # what `fit` goes by
     sparsity = measure(build(run))
     result = Mock(history=history, val_accuracy=kept, sparsity=sparsity)
     monkeypatch.setattr(tune, "fit", lambda *_: result)
-    assert tune.try_weight(DIGITS, run, weight, 64).val_accuracy == judged
+    assert tune.try_weight(DIGITS, run, weight, 64).val_accuracy == pytest.approx(judged)
 
 
 def test_each_family_is_measured_against_its_own_network_without_penalty() -> None:
