@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from quern import models
 from quern import nn as qnn
 from quern.algebra import hamilton, normalize
+from quern.errors import LastPathWarning
 from quern.optim import ProximalAdam, ProximalSGD, freeze_zeros, ramp
 from quern.penalties import L1, L2, RQ, RQL, GammaL1, Penalty
 
@@ -260,8 +261,9 @@ def test_groups_schedulers_and_closures() -> None:
 def test_a_penalty_acts_on_what_is_trained_here_only() -> None:
     net = network()
     optimizer = ProximalSGD(net, RQ(1000.0), lr=0.1, params=net[0].parameters())
-    descend(net, optimizer, 1)
-    assert (net.get_parameter("0.weight") == 0).all()
+    with pytest.warns(LastPathWarning):
+        descend(net, optimizer, 1)
+    assert (net.get_parameter("0.weight") == 0).float().mean() > 0.8
     assert not (net.get_parameter("4.weight") == 0).any()
     alone = network()
     penalised = ProximalAdam(alone, RQ(1000.0), lr=0.1)

@@ -95,6 +95,7 @@ def moved(kind: str, optimizer: str, lam: float, seed: int = 0) -> tuple[nn.Sequ
     return net, made
 
 
+@pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("kind", PENALTIES)
 @given(steps=st.floats(0, 200), lam=st.floats(0.01, 3), cost=st.floats(0.1, 10), seed=st.integers(0, 5))

@@ -1,7 +1,7 @@
 """The errors a user can mend: their text is one sentence that says what was wrong and what to do."""
 
 __all__ = ["CompactionError", "DataError", "ExportError", "FileError", "FoldingError", "QuernError", "RecordError"]
-__all__ += ["Stopped", "TraceError", "TrainingError"]
+__all__ += ["LastPathWarning", "QuernWarning", "Stopped", "TraceError", "TrainingError"]
 
 
 class QuernError(Exception):
@@ -50,3 +50,11 @@ class Stopped(TrainingError):
     def __init__(self, said: str, signal: int) -> None:
         super().__init__(said)
         self.signal = signal
+
+
+class QuernWarning(UserWarning):
+    """What a user should know of; the command line prints it as one sentence."""
+
+
+class LastPathWarning(QuernWarning):
+    """A penalty is so strong that it would leave nothing of a network."""

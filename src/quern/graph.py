@@ -19,9 +19,9 @@ REAL_CONVOLUTIONS = (
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
 )
 # Modules and functions that keep channels apart: each output channel depends on the same input channel alone.
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, qnn.QDropout, qnn.QDropout2d)
 APART_MODULES = (
-    *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
-    *(qnn.QDropout, qnn.QDropout2d),
+    *(nn.Identity, *DROPOUTS),
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid),
     *(nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softplus, nn.Softsign, nn.Tanhshrink, nn.LogSigmoid),
 )
@@ -34,6 +34,7 @@ POOLS: dict[type[nn.Module], tuple[int, ...]] = {
     nn.Upsample: (1, 2, 3),
 }
 REAL_NORMS = {nn.BatchNorm1d: (0, 1), nn.BatchNorm2d: (2,), nn.BatchNorm3d: (3,)}
+BATCH_NORMS = (*REAL_NORMS, _QBatchNorm, qnn.QWhiteningBatchNorm2d)
 WITH_NEURONS = (qnn.QLinear, _QConvolution, qnn.QEmbedding, _QRecurrent)
 OF_QUATERNIONS = (_QBatchNorm, qnn.QWhiteningBatchNorm2d, qnn.QModReLU, qnn.Modulus, *QUATERNION_POOLS)
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "gelu", "silu", "elu", "selu", "leaky_relu", "relu6", "hardtanh", "softplus")
@@ -104,3 +105,57 @@ def pads_with_zeros(layer: Any) -> bool:
     if layer.padding_mode != "zeros" or layer.padding == "valid":
         return False
     return any(k > 1 for k in layer.kernel_size) if layer.padding == "same" else any(layer.padding)
+
+
+def norms_behind(model: nn.Module) -> dict[str, tuple[str, ...]] | None:
+    """By the name of each quaternion layer whose outputs all end in batch normalisations: the names of those.
+
+    On the way there a constant stays the same constant at every place: activations and pooling, no dropout, no sums
+    with other values. None if the network cannot be traced.
+    """
+    root = nn.Sequential(model) if Tracer().is_leaf_module(model, "") else model
+    try:
+        graph = trace(root)
+    except TraceError:
+        return None
+    found: dict[str, set[str] | None] = {}
+    for node in graph.nodes:
+        if node.op == "call_module" and isinstance(root.get_submodule(str(node.target)), (qnn.QLinear, _QConvolution)):
+            norms, known = _ends(root, node), found.get(str(node.target), set())
+            found[str(node.target)] = None if norms is None or known is None else norms | known
+    names = {layer: name for name, layer in model.named_modules()}  # as the model itself has them
+
+    def own(name: str) -> str:
+        return names[root.get_submodule(name)]
+
+    return {own(layer): tuple(sorted(map(own, norms))) for layer, norms in found.items() if norms}
+
+
+def _ends(root: nn.Module, node: fx.Node) -> set[str] | None:
+    """The batch normalisations that all uses of a value end in; None if one ends elsewhere."""
+    found: set[str] = set()
+    for user in node.users:
+        layer = root.get_submodule(str(user.target)) if user.op == "call_module" else None
+        if isinstance(layer, BATCH_NORMS):
+            found.add(str(user.target))
+        elif len(user.all_input_nodes) == 1 and (_keeps_constants(layer) if layer is not None else _is_plain(user)):
+            beyond = _ends(root, user)
+            if beyond is None:
+                return None
+            found |= beyond
+        else:
+            return None
+    return found
+
+
+def _keeps_constants(layer: nn.Module) -> bool:
+    if isinstance(layer, (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)):
+        return layer.padding in (0, (0,), (0, 0), (0, 0, 0))
+    kept = (*APART_MODULES, *POOLS, nn.Flatten, qnn.QModReLU)
+    return isinstance(layer, kept) and not isinstance(layer, DROPOUTS)
+
+
+def _is_plain(node: fx.Node) -> bool:
+    activations = {getattr(TF, name) for name in ACTIVATIONS} | {torch.relu, torch.tanh, torch.sigmoid}
+    pools = {target for target in POOL_FUNCTIONS if "avg_pool" not in target.__name__ or "adaptive" in target.__name__}
+    return node.target in activations | pools | {torch.flatten, "flatten", "relu", "tanh", "sigmoid", "contiguous"}

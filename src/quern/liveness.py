@@ -54,11 +54,13 @@ __all__ = ["Liveness", "liveness"]
 class Liveness:
     """``alive[name]`` has one entry per neuron of the quaternion layer ``name``; ``notes`` says what was not followed.
 
-    The neurons of a recurrent layer stand level by level, in each the forward direction first.
+    The neurons of a recurrent layer stand level by level, in each the forward direction first. ``dead`` if no output
+    of the network depends on its input, None where that is not known because the network cannot be traced.
     """
 
     alive: dict[str, Tensor]
     notes: tuple[str, ...]
+    dead: bool | None
 
 
 @dataclass(eq=False)
@@ -77,10 +79,16 @@ class _Value:
     real: bool = False
     needed: Tensor | None = None
     wholly_needed: bool = False
+    fixed: bool = False
 
     def __post_init__(self) -> None:
         if self.dims == 2:
             self.axis = -1
+
+    @property
+    def depends(self) -> bool:
+        """Whether the value may depend on an input."""
+        return not self.fixed if self.live is None else bool(self.live.any())
 
     def lies_along(self, dim: Any) -> bool:
         """Whether ``dim`` is the axis of the units; where ``dims`` is not known, sizes will tell at the next layer."""
@@ -121,13 +129,14 @@ class _Pass:
     tol: float
     alive: dict[nn.Module, Tensor] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    dead: bool | None = None
     backward: list[Callable[[], None]] = field(default_factory=list)
 
     def nonzero(self, t: Tensor) -> Tensor:
         return ~(t.detach().abs() <= self.tol).cpu()
 
     def live(self, value: _Value, size: int) -> Tensor:
-        return torch.ones(size, dtype=torch.bool) if value.live is None else _spread(value.live, size)
+        return torch.full((size,), not value.fixed) if value.live is None else _spread(value.live, size)
 
     def fitting(self, name: str, value: _Value, space: tuple[int, ...] | None, channels: int) -> _Value:
         """``value`` if it has ``channels`` real channels where a layer looks for them, else what is not known: on axis
@@ -219,7 +228,7 @@ class _Pass:
                 value.wholly_needed = True
 
         self.backward.append(back)
-        return _Value(None)
+        return _Value(None, fixed=bool(values) and not any(v.depends for v in values))
 
 
 def _by_unit(edges: Tensor, value: _Value) -> Tensor:
@@ -361,7 +370,7 @@ def _module(run: _Pass, layer: nn.Module, name: str, args: tuple[Any, ...], kwar
         scale = torch.ones(layer.num_features) if layer.weight is None else layer.weight
         space = _space(REAL_NORMS, layer)
         return run.scaled(run.fitting(name, value, space, layer.num_features), scale, space, real=True)
-    if isinstance(layer, (*APART_MODULES, qnn.QModReLU)):
+    if isinstance(layer, (*APART_MODULES, qnn.QModReLU, nn.PReLU)):
         return run.through(value)
     if space := _space(POOLS, layer):
         return _pooled(run, name, value, space)
@@ -423,6 +432,11 @@ def _function(run: _Pass, name: str, target: Any, args: tuple[Any, ...], kwargs:
     if target in (("flatten",) if method else (torch.flatten,)):
         start, end = _option(args, kwargs, 1, "start_dim", 0), _option(args, kwargs, 2, "end_dim", -1)
         return _flattened(run, name, value, start, end)
+    if target in (("view", "reshape") if method else (torch.reshape,)):
+        sizes = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+        if len(sizes) == 2 and sizes[1] == -1:  # as one flattens: the first axis is the batch
+            return _flattened(run, name, value, 1, -1)
+        return run.opaque(name, values)
     if target in (REDUCING_METHODS if method else REDUCTIONS):
         dim, keepdim = _option(args, kwargs, 1, "dim", None), _option(args, kwargs, 2, "keepdim", False)
         return _reduced(run, name, value, dim, keepdim)
@@ -453,7 +467,7 @@ def liveness(model: nn.Module, tol: float = 0.0) -> Liveness:
         for name, layer in model.named_modules()
         if isinstance(layer, WITH_NEURONS)
     }
-    return Liveness(alive, tuple(dict.fromkeys(run.notes)))
+    return Liveness(alive, tuple(dict.fromkeys(run.notes)), run.dead)
 
 
 def _alone(run: _Pass, layer: nn.Module) -> Tensor:
@@ -480,6 +494,7 @@ def _follow(run: _Pass, model: nn.Module, graph: fx.Graph) -> None:
         elif node.op == "output":
             for value in _values(args):
                 value.wholly_needed = True
+            run.dead = not any(value.depends for value in _values(args))
         else:
             known[node] = None  # a parameter used directly: not a value of the network
     for back in reversed(run.backward):

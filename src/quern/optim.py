@@ -15,6 +15,7 @@ optimizer, so one λ means the same for all of them.
 # pyright: reportPrivateImportUsage=false
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,6 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from quern._dead_neurons import DeadNeurons
+from quern._last_path import LastPath
+from quern.errors import LastPathWarning
 from quern.nn import batch_norms, quaternion_shifts, quaternion_weights
 from quern.penalties import Penalty, Target, shrink_
 
@@ -58,6 +62,8 @@ class _Proximal(torch.optim.Optimizer):
                 "ProximalAdam(network, penalty), with params= for some of its parameters."
             )
         self._targets: list[Target] = []
+        self._penalty = penalty
+        self._clipped = 1.0  # by how much the gradients of the next step were made smaller
         self.costs: dict[str, float] = {}  # by which `weigh` multiplied
         super().__init__(model.parameters() if params is None else params, {**defaults, "penalty_scale": 1.0})
         group_of = {id(p): n for n, group in enumerate(self.param_groups) for p in group["params"]}
@@ -69,9 +75,11 @@ class _Proximal(torch.optim.Optimizer):
                 )
             if groups != {None}:  # what is not trained here is not shrunk here
                 self._targets.append(target)
+        self._path, self._dead = LastPath(model, self._targets), DeadNeurons(model)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_targets": self._targets, "costs": self.costs}
+        own = ("_targets", "_penalty", "_clipped", "_path", "_dead", "costs")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def scale_penalty(self, factor: float) -> None:
         """Multiply the penalty by ``factor`` from now on (a λ schedule); 0 switches it off. Saved with the state."""
@@ -93,11 +101,39 @@ class _Proximal(torch.optim.Optimizer):
     def _cost(self, target: Target) -> float:
         return self.costs.get(target.names[0], 1.0)
 
-    def replace_parameters(self, new: dict[int, nn.Parameter]) -> None:
-        """Shrink the parameters ``new[id(old)]`` in place of the old ones, as strongly as those."""
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        r"""Clip the gradients of all parameters, as :func:`torch.nn.utils.clip_grad_norm_`, and the penalty of the next
+        step by as much. Returns their norm from before.
+
+        Gradients clipped by a factor c are those of c times the loss. A penalty that stays as it was weighs 1/c times
+        as much against it: Adam's threshold is :math:`\eta\lambda/(c\sqrt{\hat v})`. Clipped alike, λ means what it
+        means without clipping.
+        """
+        norm = torch.nn.utils.clip_grad_norm_(
+            [p for group in self.param_groups for p in group["params"]], max_norm, norm_type
+        )
+        factor = max_norm / (float(norm) + 1e-6)  # as torch has it
+        self._clipped = min(1.0, factor) if math.isfinite(factor) else 0.0
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of any optimizer, with the costs of :meth:`weigh` and the path that keeps the network alive."""
+        return {**super().state_dict(), "costs": dict(self.costs), "path": self._path.to_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.costs = dict(state_dict.get("costs", self.costs))
+        if (path := state_dict.get("path")) is not None:
+            self._path.groups, self._path.held = path["groups"], path["held"]
+
+    def replace_parameters(self, new: dict[int, nn.Parameter], model: nn.Module) -> None:
+        """Shrink the parameters ``new[id(old)]`` in place of the old ones, as strongly as those; ``model`` has them."""
         self._targets = [
             replace(target, parameters=tuple(new.get(id(p), p) for p in target.parameters)) for target in self._targets
         ]
+        held = self._path.held
+        self._path, self._dead = LastPath(model, self._targets), DeadNeurons(model)
+        self._path.held = held
 
     @contextmanager
     def ahead(self, steps: float) -> Iterator[None]:
@@ -134,12 +170,13 @@ class _Proximal(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         moved: dict[int, tuple[float, Tensor | None]] = {}
+        of_dead = self._dead.values()
         for group in self.param_groups:
             parameters: list[Tensor] = [p for p in group["params"] if p.grad is not None]
             if parameters:
                 step, metrics = self._move(group, parameters)
                 how = metrics or [None] * len(parameters)
-                step *= group["penalty_scale"]
+                step *= group["penalty_scale"] * self._clipped
                 moved.update({id(p): (step, metric) for p, metric in zip(parameters, how, strict=True)})
         found = [
             (target, moved[id(target.parameters[0])]) for target in self._targets if id(target.parameters[0]) in moved
@@ -147,8 +184,26 @@ class _Proximal(torch.optim.Optimizer):
         if found:
             metrics = [metric for _, (_, metric) in found if metric is not None]
             steps = [self._cost(target) * step for target, (step, _) in found]
+            if self._path.groups is None and any(steps):
+                self._path.look(self.ahead)
+            of_path = self._path.values()
             shrink_([target for target, _ in found], steps, metrics or None)
+            if self._path.put_back_(of_path, self.ahead):
+                self._tell()
+        self._dead.put_back_(of_dead)
+        self._clipped = 1.0
         return loss
+
+    def _tell(self) -> None:
+        assert self._penalty is not None
+        now = self._penalty * max(group["penalty_scale"] for group in self.param_groups)
+        warnings.warn(
+            f"the penalty {now} was about to take the last path from the network's input to its output, which is kept: "
+            "what is left can hardly answer anything. Take a smaller λ, or let it rise more slowly (quern.optim.ramp); "
+            f"if you clip gradients, do it by {type(self).__name__}.clip_grad_norm_, so that λ keeps its meaning.",
+            LastPathWarning,
+            stacklevel=5,
+        )
 
     def _move(self, group: dict[str, Any], parameters: list[Tensor]) -> tuple[float, list[Tensor] | None]:
         """Follow the gradients. Returns the step and, if it is not 1, the metric of every parameter to shrink in."""
@@ -211,8 +266,8 @@ class ProximalAdam(_Proximal):
             state["_pairs"] = [t.parameters for t in state["_targets"] if len(t.parameters) == 2]
         super().__setstate__(state)
 
-    def replace_parameters(self, new: dict[int, nn.Parameter]) -> None:
-        super().replace_parameters(new)
+    def replace_parameters(self, new: dict[int, nn.Parameter], model: nn.Module) -> None:
+        super().replace_parameters(new, model)
         self._shared = {id(new[p]) if p in new else p for p in self._shared}
         self._pairs = [t.parameters for t in self._targets if len(t.parameters) == 2]
 
@@ -330,10 +385,14 @@ class ProximalSGD(_Proximal):
 class FrozenZeros:
     """What :func:`freeze_zeros` returns: ``remove()`` lets the zeros move again, as does leaving a ``with`` block."""
 
-    def __init__(self, kept: dict[str, tuple[nn.Parameter, Tensor]]) -> None:
+    def __init__(
+        self, kept: dict[str, tuple[nn.Parameter, Tensor]], still: Sequence[tuple[nn.Parameter, Tensor]]
+    ) -> None:
         self._kept = kept
-        self._ids = {id(parameter) for parameter, _ in kept.values()}
-        self._handles: list[Any] = [p.register_hook(mask.mul) for p, mask in kept.values() if p.requires_grad]
+        self._still = [(p, mask, p.detach().clone()) for p, mask in still]
+        held = [*kept.values(), *still]
+        self._ids = {id(parameter) for parameter, _ in held}
+        self._handles: list[Any] = [p.register_hook(mask.mul) for p, mask in held if p.requires_grad]
         # Momentum moves weights whose gradient is zero, so they are put back after every step of any torch optimizer.
         self._handles.append(register_optimizer_step_post_hook(self._after_step))
 
@@ -342,6 +401,8 @@ class FrozenZeros:
         if any(id(p) in self._ids for group in optimizer.param_groups for p in group["params"]):
             for parameter, mask in self._kept.values():
                 parameter.mul_(mask)
+            for parameter, mask, value in self._still:
+                parameter.copy_(torch.where(mask, parameter, value))
 
     @property
     def zeros(self) -> int:
@@ -369,7 +430,9 @@ def freeze_zeros(model: nn.Module, state: dict[str, Tensor] | None = None) -> Fr
     """Keep every exact zero of ``model`` at zero ("healing"), under any optimizer of torch, until ``remove()``.
 
     Held are the zero components of quaternion weights, γ = 0 of quaternion batch normalisations, and β = 0 where γ = 0
-    too. Other biases may be zero without having been removed, and stay free. Gradients of what is held are zero.
+    too. Other biases may be zero without having been removed, and stay free. Where a neuron without weights ends in a
+    batch normalisation, its bias and γ are held as they are: they have no effect while training, and steps made of
+    rounding errors would show in eval mode. Gradients of what is held are zero.
     ``state`` is an earlier ``state_dict()``, to hold the same zeros as then. Copies of ``model`` are not held.
     """
     parameters = dict(model.named_parameters())
@@ -388,4 +451,4 @@ def freeze_zeros(model: nn.Module, state: dict[str, Tensor] | None = None) -> Fr
         parameter = parameters[name]
         layout = torch.empty_like(parameter, memory_format=torch.preserve_format, requires_grad=False)
         kept[name] = (parameter, layout.copy_(mask))
-    return FrozenZeros(kept)
+    return FrozenZeros(kept, DeadNeurons(model).masks())

@@ -126,7 +126,7 @@ def _apply(
         selected |= {f"{name}.{key}".removeprefix("."): select for key, select in chosen.items()}
     _write_down(model, found)
     if optimizer is not None:
-        _narrow_optimizer(optimizer, old, dict(model.named_parameters()), selected)
+        _narrow_optimizer(optimizer, old, model, selected)
 
 
 def _write_down(model: nn.Module, found: Plan) -> None:
@@ -222,10 +222,11 @@ def _compare(masked: Any, small: Any, what: str, why: str) -> None:
 def _narrow_optimizer(
     optimizer: torch.optim.Optimizer,
     old: dict[str, nn.Parameter],
-    new: dict[str, nn.Parameter],
+    model: nn.Module,
     selected: dict[str, _narrow.Select],
 ) -> None:
-    """Make ``optimizer`` that of the parameters ``new``: groups, and the state of each parameter."""
+    """Make ``optimizer`` that of ``model``: groups, and the state of each parameter."""
+    new = dict(model.named_parameters())
     swap = {id(p): name for name, p in old.items()}
     state = {}
     for group in optimizer.param_groups:
@@ -245,7 +246,7 @@ def _narrow_optimizer(
     for name, entry in state.items():
         optimizer.state[new[name]] = entry
     if hasattr(optimizer, "replace_parameters"):
-        optimizer.replace_parameters({id(p): new[name] for name, p in old.items()})  # pyright: ignore
+        optimizer.replace_parameters({id(p): new[name] for name, p in old.items()}, model)  # pyright: ignore
 
 
 def _check_state(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]) -> None:

@@ -6,6 +6,7 @@ import shlex
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,7 +21,7 @@ from quern import checkpoint, io
 from quern.compact import Plan, compact_, plan
 from quern.data import ImageSet
 from quern.distributed import Team, team
-from quern.errors import Diverged, Stopped, TrainingError
+from quern.errors import Diverged, LastPathWarning, Stopped, TrainingError
 from quern.files import write_text
 from quern.optim import FrozenZeros, ProximalAdam, ProximalSGD, freeze_zeros
 from quern.sparsity import measure
@@ -125,7 +126,9 @@ class _Run:
     def run(self, resume: bool) -> Result:
         started: list[Watcher] = []
         try:
-            with self.files.prepared(resume):
+            with self.files.prepared(resume), warnings.catch_warnings():
+                if self.steer is not None:  # it chooses λ itself, and a weaker one next time
+                    warnings.simplefilter("ignore", LastPathWarning)
                 if self.crew.from_leader(resume and self.files.begun):
                     self._restore()
                 self._wrap()

@@ -1,0 +1,153 @@
+"""The last path from a network's input to its output, which no penalty may take.
+
+A penalty that is too strong takes everything, in a few steps, and a network whose output no longer depends on its input
+has no gradient that would bring it back. So a few groups (quaternions of a weight, scales γ) are known that would keep
+the output depending on the input if all others were zero: the strongest by the penalty's own measure. As long as none
+of them is zero the network lives, which is cheap to look at after every step. Where one of them is lost, others are
+looked for, and where there are none, it is put back.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quern.liveness import liveness
+from quern.penalties import Target
+
+__all__ = ["LastPath"]
+
+_MOST = 1e12  # steps, in which a penalty does all it can
+_CLOSE = 1.05  # how closely the strongest groups are told from the others
+_FACTOR = 8  # by which the search for them goes on until there are too few
+
+Ahead = Callable[[float], AbstractContextManager[None]]
+Values = tuple[Target, tuple[Tensor, ...], list[Tensor]]
+
+
+def _groups(target: Target) -> Tensor:
+    """Which groups of a target are not zero: ``(out, in, ...)``, or ``(n,)`` for γ."""
+    first = target.parameters[0].detach()
+    return (first != 0).any(0) if first.dim() > 1 else first != 0
+
+
+def _places(target: Target, numbers: Sequence[int]) -> tuple[Tensor, ...]:
+    """Groups by their numbers, as indices of the last axes of each parameter of a target."""
+    shape = target.parameters[0].shape
+    return torch.unravel_index(torch.tensor(numbers, dtype=torch.long), shape[1:] if len(shape) > 1 else shape)
+
+
+class LastPath:
+    """The groups that keep ``model`` alive, by the name of their parameter and their number in it.
+
+    ``groups`` is None as long as nobody has looked, and empty where there is nothing to keep: the penalty cannot kill
+    the network, or it is dead already. ``held`` once groups had to be put back.
+    """
+
+    def __init__(self, model: nn.Module, targets: Sequence[Target]) -> None:
+        self.model = model
+        self.targets = {t.names[0]: t for t in targets if t.l1 or t.group}
+        self.groups: dict[str, list[int]] | None = None
+        self.held = False
+
+    def alive(self) -> bool:
+        dead = liveness(self.model).dead
+        if dead is None:  # cannot be traced: then no layer may lose all it has
+            return all(bool(_groups(target).any()) for target in self.targets.values())
+        return not dead
+
+    def look(self, ahead: Ahead) -> None:
+        """Find the groups that are left when all that can go is gone, going ``ahead`` as the penalty would."""
+
+        def lives(steps: float) -> bool:
+            with ahead(steps):
+                return self.alive()
+
+        self.groups = {}
+        if not lives(0.0) or lives(_MOST):
+            return
+        alive, dead = 0.0, math.inf
+        steps = 1.0
+        while alive == 0 or dead == math.inf or dead > _CLOSE * alive:
+            alive, dead = (steps, dead) if lives(steps) else (alive, steps)
+            steps = _FACTOR * alive if dead == math.inf else dead / _FACTOR if alive == 0 else math.sqrt(alive * dead)
+            if steps < 1 / _MOST:
+                break
+        with ahead(alive):
+            for name, target in self.targets.items():
+                self.groups[name] = _groups(target).flatten().nonzero().flatten().tolist()
+
+    def values(self) -> list[Values]:
+        """Where the groups are, and their numbers, to be put back."""
+        found = []
+        for name, numbers in (self.groups or {}).items():
+            target = self.targets[name]
+            index = _places(target, numbers)
+            found.append((target, index, [p.detach()[(..., *index)].clone() for p in target.parameters]))
+        return found
+
+    @torch.no_grad()
+    def put_back_(self, values: Sequence[Values], ahead: Ahead) -> bool:
+        """After a step: whether the path was lost, and put back, for the first time."""
+        lost = [
+            (target, index, before, gone) for target, index, before in values if (gone := ~_groups(target)[index]).any()
+        ]
+        if not lost:
+            return False
+        if not self.held and self.alive():
+            self.look(ahead)
+            return False
+        first, self.held = not self.held, True
+        after = [(target, [p.detach().clone() for p in target.parameters]) for target, *_ in values] if first else []
+        for target, index, before, gone in lost:
+            for p, value in zip(target.parameters, before, strict=True):
+                p[(..., *index)] = torch.where(gone, value, p[(..., *index)])
+        if first:  # from now on no more than it takes
+            if not liveness(self.model).notes:  # where not all was followed, more groups are safer than few
+                self._thin_out()
+            kept = {name: _places(self.targets[name], numbers) for name, numbers in (self.groups or {}).items()}
+            for target, shrunk in after:
+                for p, value in zip(target.parameters, shrunk, strict=True):
+                    index = (..., *kept[target.names[0]])
+                    value[index] = p[index]
+                    p.copy_(value)
+        return first
+
+    def _thin_out(self) -> None:
+        """Leave only groups without which the network would be dead, the strongest first, target by target."""
+        assert self.groups is not None
+        whole = {name: [p.detach().clone() for p in self.targets[name].parameters] for name in self.groups}
+
+        def leave(name: str, numbers: Sequence[int]) -> None:
+            target = self.targets[name]
+            index = (..., *_places(target, numbers))
+            for p, value in zip(target.parameters, whole[name], strict=True):
+                p.zero_()
+                p[index] = value[index]
+
+        def lives_with(name: str, numbers: Sequence[int]) -> bool:
+            leave(name, numbers)
+            return self.alive()
+
+        for name, numbers in self.groups.items():
+            leave(name, numbers)
+        for name, numbers in self.groups.items():
+            size = whole[name][0].detach()
+            strength = (size.square().sum(0) if size.dim() > 1 else size.abs())[_places(self.targets[name], numbers)]
+            order = [numbers[n] for n in strength.argsort(descending=True).tolist()]
+            kept: list[int] = []
+            while not lives_with(name, kept):  # the one that brings it to life is one that it takes
+                few, enough = 0, len(order)
+                while enough - few > 1:
+                    half = (few + enough) // 2
+                    few, enough = (few, half) if lives_with(name, [*kept, *order[:half]]) else (half, enough)
+                kept.append(order[enough - 1])
+                order = order[: enough - 1]
+            self.groups[name] = sorted(kept)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, so that a training that is resumed keeps the same path."""
+        return {"groups": self.groups, "held": self.held}
