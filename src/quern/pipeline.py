@@ -23,9 +23,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from quern import io
+from quern._intervals import wilson
 from quern.bench import time_onnx
 from quern.compact import plan
 from quern.data import Images, ImageSet
@@ -37,13 +39,13 @@ from quern.files import write_text
 from quern.penalties import GammaL1, Penalty
 from quern.samples import samples
 from quern.sparsity import measure
-from quern.steering import Budget, Steering
+from quern.steering import Budget, Steering, check_possible
 from quern.train import Loaders, Result, Settings, Source, Watcher, evaluate, find_device, fit, source
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-__all__ = ["Budget", "Comparison", "Compressed", "Network", "Verdict", "compress"]
+__all__ = ["Budget", "Chance", "Comparison", "Compressed", "Network", "Verdict", "compress"]
 
 Tell = Callable[[str], None]
 TRIAL = 4  # one in so many images is enough to see how a network would heal
@@ -85,12 +87,40 @@ def _number(value: float) -> str:
 
 
 @dataclass(frozen=True)
+class Chance:
+    """What there is to beat without looking at the input: the share of the largest class among so many test inputs."""
+
+    largest_class: float
+    inputs: int
+
+    def interval(self, accuracy: float) -> tuple[float, float]:
+        """Where an accuracy on these inputs lies, with 95 % certainty."""
+        return wilson(accuracy, self.inputs)
+
+
+@dataclass(frozen=True)
 class Comparison:
-    """The dense network, the small one, and what the budget came to. Print it for the table."""
+    """The dense network, the small one, and what the budget came to. Print it for the table. ``chance`` is None for
+    records that do not say."""
 
     dense: Network
     small: Network
     budget: Budget
+    chance: Chance | None
+
+    @property
+    def useless(self) -> str | None:
+        """A sentence if the small network cannot be told from one that always answers with the largest class."""
+        if self.chance is None:
+            return None
+        low, high = self.chance.interval(self.small.test_accuracy)
+        if low > self.chance.largest_class:
+            return None
+        return (
+            f"the small network is at chance: {100 * self.small.test_accuracy:.2f} % (95 % interval {100 * low:.2f} to "
+            f"{100 * high:.2f}) where the largest class alone has {100 * self.chance.largest_class:.2f} %; "
+            "allow it more, take a smaller λ, or heal for longer."
+        )
 
     def verdicts(self) -> tuple[Verdict, ...]:
         dense, small, budget = self.dense, self.small, self.budget
@@ -112,6 +142,7 @@ class Comparison:
             "dense": asdict(self.dense),
             "small": asdict(self.small),
             "budget": [asdict(verdict) for verdict in self.verdicts()],
+            "chance": None if self.chance is None else asdict(self.chance),
         }
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
@@ -139,6 +170,8 @@ class Comparison:
         yield table
         for verdict in self.verdicts():
             yield str(verdict)
+        if self.useless:
+            yield self.useless
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -280,7 +313,7 @@ def _stages(
         "small": small_settings.to_dict(),
         "budget": budget.to_dict(),
     }
-    _check(model, small_settings, job.batches)
+    _check(model, small_settings, budget, job.batches)
     _open(job.out, settings, about, job.resume)
     dense, dense_result = _train_dense(job, model, dense_settings)
     _export(job, "dense", dense)
@@ -294,6 +327,7 @@ def _stages(
         _column(job, "dense", dense, dense_result, times["dense"].median_ms),
         _column(job, "small", small, small_result, times["small"].median_ms),
         budget,
+        _chance(job.batches),
         dense,
         small,
     )
@@ -370,7 +404,7 @@ def _less(data: ImageSet | Loaders) -> ImageSet | Loaders:
     return replace(data, train=some, test=data.val)
 
 
-def _check(model: nn.Module, settings: Settings, batches: Source) -> None:
+def _check(model: nn.Module, settings: Settings, budget: Budget, batches: Source) -> None:
     """What can be known to fail later is said now."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise TrainingError(
@@ -383,6 +417,12 @@ def _check(model: nn.Module, settings: Settings, batches: Source) -> None:
         raise TrainingError(str(reason)) from reason
     check_onnx()
     plan(model, batches.example)
+    check_possible(budget, model, settings.penalty, batches.example, batches.about())
+
+
+def _chance(batches: Source) -> Chance:
+    labels = torch.cat([labels.cpu() for _, labels in batches.test()])
+    return Chance(float(labels.bincount().max()) / len(labels), len(labels))
 
 
 def _open(out: Path, settings: dict[str, Any], about: dict[str, Any], resume: bool) -> None:

@@ -10,10 +10,11 @@ How much a neuron saves depends on its layer. Its part of the penalty is weighed
 shrinks without it, in the budget's own unit, found by leaving one out.
 """
 
+import copy
 import math
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,17 @@ import torch
 from torch import Tensor, nn
 
 from quern import io
+from quern import nn as qnn
 from quern.compact import Plan, compact, plan
 from quern.errors import TrainingError
 from quern.nn import batch_norms
+from quern.nn._conv import _QConvolution
+from quern.nn._norm import _QBatchNorm
+from quern.penalties import Penalty
 from quern.sparsity import measure
 from quern.train import MILESTONES, Grinding
 
-__all__ = ["Budget", "Size", "Steering"]
+__all__ = ["Budget", "Size", "Steering", "check_possible"]
 
 MOST = 1e12  # steps, in which a penalty does all it can
 PROTECTED = 1e-6  # the cost of a layer's last neuron
@@ -78,6 +83,35 @@ class Budget:
         return asdict(self)
 
 
+@torch.no_grad()
+def check_possible(
+    budget: Budget, model: nn.Module, penalty: Penalty, example: Tensor, images: dict[str, Any] | None = None
+) -> None:
+    """TrainingError if no network that ``penalty`` makes of ``model`` can meet ``budget`` and still depend on its
+    input: one that has a single neuron left in every layer that the penalty reaches. Speed is known only later."""
+    smallest = copy.deepcopy(model)
+    reached = {id(p) for target in penalty.targets(smallest) if target.l1 or target.group for p in target.parameters}
+    layers = [layer for layer in smallest.modules() if reached & {id(p) for p in layer.parameters(recurse=False)}]
+    if not all(isinstance(layer, (qnn.QLinear, _QConvolution, _QBatchNorm)) for layer in layers):
+        return  # of other layers it is not known what they can be reduced to
+    for layer in layers:
+        for p in layer.parameters(recurse=False):
+            (p if p.dim() == 1 else p.transpose(0, 1))[1:] = 0
+    found = Steering(replace(budget, min_speedup=None), example, images=images).size(smallest)
+    if found is None:  # one neuron is not enough to live by, so this tells nothing
+        return
+    for what, limit, least in (
+        ("max_neurons", budget.max_neurons, found.neurons),
+        ("max_params", budget.max_params, found.parameters),
+        ("max_bytes", budget.max_bytes, found.bytes),
+    ):
+        if limit is not None and least > limit:
+            raise TrainingError(
+                f"{what} is {limit:,}, but the smallest network that can come of this one has {least:,}, with one "
+                "neuron left in each layer: ask for no less, or begin with other layers."
+            )
+
+
 class Steering:
     """Chooses λ for :func:`quern.train.fit` so that the network meets ``budget``.
 
@@ -103,7 +137,7 @@ class Steering:
 
     def remove(self, now: Grinding) -> Plan | None:
         """What stands between the network and this milestone: the weakest neurons by the penalty's own measure."""
-        found = self._size(now.model)
+        found = self.size(now.model)
         if found is None:
             return None
         if not now.memory:
@@ -116,7 +150,7 @@ class Steering:
 
     def strength(self, now: Grinding) -> float | None:
         """The λ that would lead to the next milestone; 0 for a network that died, which comes back without it."""
-        if not now.memory or self._size(now.model) is None:
+        if not now.memory or self.size(now.model) is None:
             return 0.0
         if self._reached(now):
             return None
@@ -128,7 +162,7 @@ class Steering:
         return self._excess(memory, Size(**memory["dense"])) ** max(0.0, 1 - milestone / (MILESTONES - 1))
 
     def _reached(self, now: Grinding) -> bool:
-        memory, found = now.memory, self._size(now.model)
+        memory, found = now.memory, self.size(now.model)
         if found is None:
             return False
         if not self.budget.of_size:
@@ -152,7 +186,7 @@ class Steering:
         trials.append({"parameters": found.parameters, "accuracy": accuracy})
         return accuracy - max(0.0, before - accuracy) < self.dense_accuracy - self.budget.max_drop / 100
 
-    def _size(self, model: nn.Module) -> Size | None:
+    def size(self, model: nn.Module) -> Size | None:
         """The size of what is left; None if nothing is: the output no longer depends on the input."""
         found = plan(model, self.example)
         if found.dead:
@@ -192,7 +226,7 @@ class Steering:
 
         def excess(steps: float) -> float | None:
             with now.optimizer.ahead(steps):
-                found = self._size(now.model)
+                found = self.size(now.model)
             return None if found is None else self._excess(now.memory, found)
 
         def too_few(steps: float) -> bool:
@@ -215,7 +249,7 @@ class Steering:
     def _costs(self, now: Grinding) -> dict[str, float]:
         """What the weakest neuron of every batch normalisation takes, relative to the mean over all neurons. The last
         one of its layer is not to be had: without it the network may be dead."""
-        found = self._size(now.model)
+        found = self.size(now.model)
         assert found is not None
         here = self._excess(now.memory, found)
         saved, count, kept_alive = {}, {}, {}
@@ -231,7 +265,7 @@ class Steering:
             kept = [(p, p.clone()) for p in (norm.weight, norm.bias) if p is not None]
             for p, _ in kept:
                 p[..., weakest] = 0
-            less = self._size(now.model)
+            less = self.size(now.model)
             for p, value in kept:
                 p.copy_(value)
             if less is not None:

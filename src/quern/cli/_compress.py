@@ -21,7 +21,12 @@ from quern.errors import TrainingError
 if TYPE_CHECKING:
     from quern.data import ImageSet
 
+# What the command ends with, besides 0 and, for an error, 1.
+AT_CHANCE, MISSED = 3, 4
+
 EXAMPLES = """
+It ends with code 3 if the small network is at chance, with 4 if a limit of the budget was missed.
+
 Examples:
 
   quern compress --max-params 1500 --out runs/digits
@@ -209,8 +214,14 @@ def _compress(config: dict[str, Any], out: Path, resume: bool, quiet: bool, json
     report = write_run_report(out)
     if not quiet:
         console = err_console if json_ else out_console
-        console.print(found, highlight=False)
+        console.print(found, highlight=False, soft_wrap=True)
         say(f"in {out}: small/model.safetensors, small/model.onnx, record.json", err_console)
         say(f"the report: {report}", err_console)
     if json_:
         typer.echo(json.dumps(found.to_dict()))
+    if found.useless:
+        say(f"quern: {found.useless}", err_console)
+        raise typer.Exit(AT_CHANCE)
+    if missed := [str(verdict) for verdict in found.verdicts() if not verdict.met]:
+        say(f"quern: the budget was missed: {'; '.join(missed)}.", err_console)
+        raise typer.Exit(MISSED)

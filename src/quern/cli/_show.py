@@ -62,7 +62,7 @@ def _history(run: Path) -> list[dict[str, Any]]:
 
 
 def _show_compressed(run: Path, history: bool) -> None:
-    from quern.pipeline import Budget, Comparison, Network
+    from quern.pipeline import Budget, Chance, Comparison, Network
     from quern.progress import summary
     from quern.train import Settings
 
@@ -73,7 +73,8 @@ def _show_compressed(run: Path, history: bool) -> None:
     with reading(path if record else run / "config.json", "a run of quern compress"):
         if record:
             networks = (Network(**record["dense"]), Network(**record["small"]))
-            found = Comparison(*networks, Budget(**record["settings"]["budget"]))
+            chance = record.get("chance")
+            found = Comparison(*networks, Budget(**record["settings"]["budget"]), chance and Chance(**chance))
         for stage in ("dense", "small"):
             lines = record["history"][stage] if record else _history(run / stage)
             total = Settings.from_dict(about["settings"][stage]).total if lines else 0
