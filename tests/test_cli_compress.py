@@ -17,7 +17,7 @@ from tests.commands import here, refused, start
 pytestmark = pytest.mark.xdist_group("compress")  # what they share takes long to make
 
 SHORT = ["--epochs", 2, "--grind", 2, "--heal", 1, "--threads", 1]
-BY_LAMBDA = [*SHORT, "--penalty", "gamma-beta", "--lambda", 30, "--lr", "0.01"]
+BY_LAMBDA = [*SHORT, "--penalty", "gamma-beta", "--lambda", 8, "--lr", "0.01"]
 FILES = {"history.jsonl", "result.json", "model.safetensors", "model.onnx"}
 
 
@@ -57,7 +57,7 @@ def test_json_is_all_on_standard_output_and_quiet_is_quiet(by_lambda: tuple[Path
     folder, out, err = by_lambda
     assert err == ""
     record = json.loads((folder / "record.json").read_text())
-    assert json.loads(out) == {key: record[key] for key in ("dense", "small", "budget")}
+    assert json.loads(out) == {key: record[key] for key in ("dense", "small", "budget", "chance")}
     assert record["budget"] == []
     assert 0 < record["small"]["neurons"] < record["dense"]["neurons"]
 
@@ -180,3 +180,39 @@ def test_bytes_have_units() -> None:
     for wrong in ("", "k", "-1", "1G", "1e3", "nan"):
         with pytest.raises(TrainingError, match=r"^--max-bytes is .*\.$"):
             _bytes(wrong)
+
+
+def test_a_network_at_chance_ends_with_3_and_says_so(tmp_path: Path) -> None:
+    """Steps too small to learn anything, and a limit that is missed besides."""
+    folder = tmp_path / "run"
+    options = ["--epochs", 1, "--grind", 1, "--heal", 1, "--lr", 1e-6, "--threads", 1, "--min-speedup", 1000]
+    out, err = here("compress", *options, "--out", folder, "--quiet", code=3)
+    assert out == ""
+    assert err.startswith("quern: the small network is at chance: ")
+    assert err.count("\n") == 1
+    assert "at chance" in here("show", folder)[0]
+    record = json.loads((folder / "record.json").read_text())
+    assert record["chance"] == {"largest_class": 44 / 360, "inputs": 360}
+    assert record["small"]["test_accuracy"] < 0.2
+
+
+def test_a_limit_that_is_missed_ends_with_4_and_says_so(tmp_path: Path) -> None:
+    options = ["--epochs", 2, "--grind", 1, "--heal", 1, "--threads", 1, "--max-params", 900, "--max-drop", 0]
+    out, err = here("compress", *options, "--out", tmp_path / "run", code=4)
+    assert "points of test accuracy lost: " in out
+    assert "missed by" in out
+    assert "at chance" not in out + err
+    _, err = here("compress", "--resume", "--out", tmp_path / "run", "--quiet", code=4)
+    assert err.startswith("quern: the budget was missed: points of test accuracy lost: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "least"), [("--max-params", "770"), ("--max-neurons", "12"), ("--max-bytes", "5,448")]
+)
+def test_a_budget_that_no_living_network_meets_is_refused(limit: str, least: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    _, err = here("compress", limit, 5, "--out", folder, "--quiet", code=1)
+    assert f"the smallest network that can come of this one has {least}" in err
+    assert err.count("\n") == 1
+    assert not folder.exists()

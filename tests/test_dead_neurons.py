@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from quern import nn as qnn
 from quern.graph import norms_behind
@@ -179,3 +180,16 @@ def test_which_layers_end_in_a_normalisation() -> None:
 
     assert norms_behind(Two()) == {"a": ("m", "n")}
     assert norms_behind(qnn.QLinear(8, 8)) == {}
+
+
+def test_an_average_begun_while_healing_has_the_zeros_and_the_same_eval_mode() -> None:
+    net = network(qnn.QBatchNorm2d(16))
+    with freeze_zeros(net):
+        optimizer = OPTIMIZERS["Adam"](net)
+        average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        optimizer.register_step_post_hook(lambda *_: average.update_parameters(net))
+        train(net, optimizer, 150)
+    averaged: Any = average.module
+    for name, weight in qnn.quaternion_weights(net).items():
+        assert torch.equal(averaged.get_parameter(name) == 0, weight == 0)
+    assert difference(averaged) < 1e-3

@@ -199,8 +199,8 @@ class _Proximal(torch.optim.Optimizer):
         now = self._penalty * max(group["penalty_scale"] for group in self.param_groups)
         warnings.warn(
             f"the penalty {now} was about to take the last path from the network's input to its output, which is kept: "
-            "what is left can hardly answer anything. Take a smaller λ, or let it rise more slowly (quern.optim.ramp); "
-            f"if you clip gradients, do it by {type(self).__name__}.clip_grad_norm_, so that λ keeps its meaning.",
+            "nothing smaller still answers. Take a smaller λ, or let it rise more slowly (quern.optim.ramp); if you "
+            f"clip gradients, do it by {type(self).__name__}.clip_grad_norm_, so that λ keeps its meaning.",
             LastPathWarning,
             stacklevel=5,
         )

@@ -219,9 +219,8 @@ def _compress(config: dict[str, Any], out: Path, resume: bool, quiet: bool, json
         say(f"the report: {report}", err_console)
     if json_:
         typer.echo(json.dumps(found.to_dict()))
-    if found.useless:
-        say(f"quern: {found.useless}", err_console)
-        raise typer.Exit(AT_CHANCE)
-    if missed := [str(verdict) for verdict in found.verdicts() if not verdict.met]:
-        say(f"quern: the budget was missed: {'; '.join(missed)}.", err_console)
-        raise typer.Exit(MISSED)
+    missed = "; ".join(str(verdict) for verdict in found.verdicts() if not verdict.met)
+    if quiet and (found.useless or missed):  # else the table has said it
+        say(f"quern: {found.useless or f'the budget was missed: {missed}.'}", err_console)
+    if found.useless or missed:
+        raise typer.Exit(AT_CHANCE if found.useless else MISSED)
