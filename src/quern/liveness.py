@@ -53,12 +53,14 @@ __all__ = ["Liveness", "liveness"]
 @dataclass(frozen=True)
 class Liveness:
     """``alive[name]`` has one entry per neuron of the quaternion layer ``name``; ``notes`` says what was not followed.
+    ``dead`` if it is known that no output depends on the input.
 
     The neurons of a recurrent layer stand level by level, in each the forward direction first.
     """
 
     alive: dict[str, Tensor]
     notes: tuple[str, ...]
+    dead: bool
 
 
 @dataclass(eq=False)
@@ -122,6 +124,7 @@ class _Pass:
     alive: dict[nn.Module, Tensor] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     backward: list[Callable[[], None]] = field(default_factory=list)
+    outputs: list[_Value] = field(default_factory=list)
 
     def nonzero(self, t: Tensor) -> Tensor:
         return ~(t.detach().abs() <= self.tol).cpu()
@@ -453,7 +456,8 @@ def liveness(model: nn.Module, tol: float = 0.0) -> Liveness:
         for name, layer in model.named_modules()
         if isinstance(layer, WITH_NEURONS)
     }
-    return Liveness(alive, tuple(dict.fromkeys(run.notes)))
+    dead = bool(run.outputs) and all(v.live is not None and not bool(v.live.any()) for v in run.outputs)
+    return Liveness(alive, tuple(dict.fromkeys(run.notes)), dead)
 
 
 def _alone(run: _Pass, layer: nn.Module) -> Tensor:
@@ -478,7 +482,8 @@ def _follow(run: _Pass, model: nn.Module, graph: fx.Graph) -> None:
             if node.op == "call_method" and str(node.target).endswith("_"):  # it changed the value itself
                 known[node.args[0]] = known[node]
         elif node.op == "output":
-            for value in _values(args):
+            run.outputs = _values(args)
+            for value in run.outputs:
                 value.wholly_needed = True
         else:
             known[node] = None  # a parameter used directly: not a value of the network
