@@ -19,7 +19,7 @@ from quern import nn as qnn
 from quern.compact import Plan, compact, plan
 
 F64 = torch.float64
-Inputs = tuple[Tensor, ...]
+Inputs = tuple[Any, ...]  # tensors, and numbers
 
 
 class Wired(nn.Module):
@@ -33,6 +33,13 @@ class Wired(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.wiring(self, x)
+
+
+class Numbered(Wired):
+    """The same with a number for an input."""
+
+    def forward(self, x: Tensor, k: float) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.wiring(self, x, k)
 
 
 @dataclass
@@ -454,6 +461,89 @@ def sequence_network(rng: random.Random) -> Drawn:
     return Drawn(random_zeros(model, rng), [(torch.randn(2, n, 8, dtype=F64),) for n in lengths])
 
 
+# ------------------------------------------------------------------------------------- sizes and numbers in use
+
+Asked = Callable[[Tensor, Tensor, Any], Any]  # of the input, of a value in the network, and of the number
+
+
+def _asked(rng: random.Random, depth: int = 0) -> Asked:
+    """A number that a network computes from sizes, from its input ``k`` and from constants."""
+    if depth == 2 or rng.random() < 0.4:
+        constant = rng.uniform(-2, 2)
+        return rng.choice(
+            [
+                lambda x, y, k: x.size(0),
+                lambda x, y, k: x.shape[2],
+                lambda x, y, k: y.size(-1),
+                lambda x, y, k: y.shape[1],
+                lambda x, y, k: y.numel() / 50,
+                lambda x, y, k: math.prod(y.shape[2:]),
+                lambda x, y, k: x.shape.numel() / 50,
+                lambda x, y, k: y.dim() + x.ndim,
+                lambda x, y, k: x.size(2) // 2 + 1,
+                lambda x, y, k: k,
+                lambda x, y, k: k,
+                lambda x, y, k: constant,
+            ]
+        )
+    a, b = _asked(rng, depth + 1), _asked(rng, depth + 1)
+    return rng.choice(
+        [
+            lambda x, y, k: a(x, y, k) + b(x, y, k),
+            lambda x, y, k: a(x, y, k) - b(x, y, k),
+            lambda x, y, k: a(x, y, k) * b(x, y, k),
+            lambda x, y, k: a(x, y, k) / (b(x, y, k) * b(x, y, k) + 1),
+            lambda x, y, k: math.atan(a(x, y, k)),
+        ]
+    )
+
+
+def _numbered_step(rng: random.Random) -> Callable[[Tensor, Tensor, Any], Tensor]:
+    """Something done to ``y``, an image of the network, with a size or a number."""
+    n = _asked(rng)
+    return rng.choice(
+        [
+            lambda x, y, k: y * n(x, y, k),
+            lambda x, y, k: n(x, y, k) - y,
+            lambda x, y, k: y / (n(x, y, k) * n(x, y, k) + 1),
+            lambda x, y, k: torch.mul(input=y, other=n(x, y, k)),
+            lambda x, y, k: y.clone().add_(n(x, y, k)),
+            lambda x, y, k: torch.add(y, torch.sigmoid(y), alpha=n(x, y, k)),
+            lambda x, y, k: torch.sub(y, y.tanh(), alpha=n(x, y, k)),
+            lambda x, y, k: TF.leaky_relu(y, n(x, y, k)),
+            lambda x, y, k: TF.elu(y, alpha=n(x, y, k)),
+            lambda x, y, k: TF.softplus(y, n(x, y, k) * n(x, y, k) + 1),
+            lambda x, y, k: y * torch.full((1,), n(x, y, k), dtype=F64),
+            lambda x, y, k: y + torch.arange(y.size(3)),
+            lambda x, y, k: y * (torch.ones((x.size(2), 1), dtype=F64) * n(x, y, k)).mean(),
+            lambda x, y, k: TF.interpolate(y, size=(y.size(2) + 1, y.shape[3])),
+            lambda x, y, k: TF.adaptive_avg_pool2d(y, (x.size(2) // 2 + 1, 3)),
+            lambda x, y, k: y[:, :, : x.size(2) // 2 + 1],
+            lambda x, y, k: y.reshape(y.size(0), y.size(1), -1).reshape(y.shape),
+            lambda x, y, k: torch.relu(y),
+        ]
+    )
+
+
+def numbered_network(rng: random.Random) -> Drawn:
+    """Sizes and numbers take part in the arithmetic of a network ``(x, k)``. Later inputs differ in the size of the
+    batch, of the images, and in ``k``."""
+    first, second, after = (_numbered_step(rng) for _ in range(3))
+    images = Images(rng, 2)
+    layers = {"a": images.conv(1, 4, True), "b": images.conv(4, 3, True), "fc": qnn.QLinear(12, 8)}
+    scale = _asked(rng)
+    ends: list[Callable[[Any, Tensor, Tensor, Any], Any]] = [
+        lambda m, x, y, k: m.fc(y.mean((2, 3)) * scale(x, y, k)),
+        lambda m, x, y, k: m.fc(y.amax((2, 3)).view(y.size(0), y.size(1))) * scale(x, y, k),
+        lambda m, x, y, k: after(x, y, k),
+    ]
+    end = rng.choice(ends)
+    model = Numbered(lambda m, x, k: end(m, x, m.b(second(x, first(x, m.a(x), k), k)), k), **layers)
+    shapes_and_numbers = [((2, 4, 5, 6), 0.7), ((3, 4, 7, 4), -1.3), ((1, 4, 6, 9), 2.5), ((2, 4, 5, 6), 1.9)]
+    inputs = [(torch.randn(*shape, dtype=F64), k) for shape, k in shapes_and_numbers]
+    return Drawn(random_zeros(random_values(model), rng), inputs)
+
+
 def draw(rng: random.Random) -> Drawn:
     """A network that takes at least its example."""
     while True:
@@ -542,11 +632,15 @@ def tensors_of(result: Any) -> list[Tensor]:
     return [t for part in parts if part is not None for t in tensors_of(part)]
 
 
+def cloned(inputs: Inputs) -> Inputs:
+    return tuple(x.clone() if isinstance(x, Tensor) else x for x in inputs)
+
+
 @torch.no_grad()
 def outputs(model: nn.Module, inputs: Inputs) -> list[Tensor] | None:
     """What the network gives, or None if images of this size are too small for it."""
     try:
-        return tensors_of(model(*(x.clone() for x in inputs)))
+        return tensors_of(model(*cloned(inputs)))
     except (RuntimeError, ValueError):
         return None
 
@@ -580,15 +674,41 @@ def measure(drawn: Drawn, found: Plan, small: nn.Module, single: bool = True) ->
         if wanted is None:
             continue
         sizes += 1
-        worst = max(worst, difference(wanted, tensors_of(small(*(x.clone() for x in inputs)))))
+        worst = max(worst, difference(wanted, tensors_of(small(*cloned(inputs)))))
         if single and not singles:  # rounding is much the same at every size
             narrow = copy.deepcopy(drawn.model).float()
-            inputs = tuple(x.float() if x.is_floating_point() else x for x in inputs)
+            inputs = cast(inputs, torch.float32)
             for one in (compact(narrow, found), narrow):
                 got = outputs(one, inputs)
                 assert got is not None
                 singles.append(difference(wanted, got))
     return Measured(worst, sizes, *(singles or (0.0, 0.0)))
+
+
+def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs)
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Of a network whose numbers have 16 bits: the largest differences on the example from the same network computed in
+    float64. ``compacted`` is the smaller network computed in float64; the others are both networks as they are, or 0
+    where torch does not compute in 16 bits."""
+
+    compacted: float
+    compacted_as_it_is: float
+    as_it_is: float
+
+
+def measure_halves(drawn: Drawn, dtype: torch.dtype) -> Halves:
+    """Plan, compact and compare a network in ``dtype``."""
+    model, inputs = copy.deepcopy(drawn.model).to(dtype), cast(drawn.inputs[0], dtype)
+    small = compact(model, plan(model, inputs))
+    wide = cast(inputs, F64)
+    runs = [(copy.deepcopy(one).double(), wide) for one in (model, small)] + [(small, inputs), (model, inputs)]
+    wanted, *found = [outputs(network, given) for network, given in runs]
+    assert wanted is not None
+    return Halves(*(0.0 if one is None else difference(wanted, one) for one in found))
 
 
 def shapes(model: nn.Module) -> dict[str, torch.Size]:

@@ -14,7 +14,7 @@ from tests.commands import here, refused
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
-    options = ["--norm", "after_conv", "--penalty", "gamma-beta", "--lambda", 20, "--ramp", 0, "--lr", 1e-2]
+    options = ["--norm", "after_conv", "--penalty", "gamma-beta", "--lambda", 4, "--ramp", 0, "--lr", 1e-2]
     here("train", *options, "--epochs", 6, "--heal", 1, "--threads", 1, "--quiet", "--out", folder)
     return folder
 
@@ -124,6 +124,29 @@ def test_images_are_normalised_as_the_network_knows_them(run: Path, tmp_path: Pa
     assert right < 0.98 * len(digits.test)  # else this would say nothing
     said = refused("export", run, tmp_path / "y.onnx", "--dataset", tmp_path / "dim.npz", "--pixels", "uint8")
     assert "white is 16 in the images of the network and 255 in those of dim" in said
+
+
+def test_a_dead_network_is_said_and_written_all_the_same(run: Path, tmp_path: Path) -> None:
+    network, about = io.load(run / "model.safetensors"), io.describe(run / "model.safetensors")
+    with torch.no_grad():
+        next(network.parameters()).zero_()
+    path = tmp_path / "dead.safetensors"
+    io.save(network, path, images=about["images"])
+    wanted = (
+        "the network is dead: its output does not depend on its input; train it with a weaker penalty, or remove less."
+    )
+    for command in (
+        ("compact", path, "--out", tmp_path / "small.safetensors"),
+        ("export", path, tmp_path / "dead.pt2"),
+        ("export", path, tmp_path / "dead.onnx", "--int8", "--calibration", 64),
+        ("bench", path, "--batch", 1, "--threads", 1, "--repeats", 1),
+    ):
+        _, err = here(*command)
+        said = [line for line in err.splitlines() if "dead" in line]
+        assert said == [f"warning: {wanted}"], err
+    assert (tmp_path / "small.safetensors").exists()
+    out, _ = here("compact", run, "--out", tmp_path / "living.safetensors")
+    assert "dead" not in out
 
 
 def test_a_file_that_takes_the_place_of_the_old_one(run: Path, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from quern import functional as F
 from quern import models
 from quern import nn as qnn
-from quern.compact import Plan, compact, compact_, plan
-from quern.errors import CompactionError
+from quern.compact import Plan, compact, compact_, is_dead, plan
+from quern.errors import CompactionError, DeadNetworkWarning
 from quern.optim import ProximalAdam, ProximalSGD, freeze_zeros
 from quern.origin import origin
 from quern.penalties import RQ, GammaL1
@@ -332,6 +332,37 @@ def test_a_dead_network_says_so_and_keeps_one_of_everything() -> None:
     assert all(p.numel() for p in small.parameters())
 
 
+def a_dead_network() -> Any:
+    model = two(qnn.QLinear(8, 12), qnn.QLinear(12, 4))
+    kill(model.a, rows=(0, 1, 2), bias=False)
+    return model
+
+
+def test_a_dead_network_is_one_warning_with_what_to_do() -> None:
+    model, x = a_dead_network(), numbers(2, 8)
+    with pytest.warns(DeadNetworkWarning) as said:
+        small = compact(model, x)
+    assert [str(one.message) for one in said] == [
+        "the network is dead: its output does not depend on its input; train it with a weaker penalty, or remove less."
+    ]
+    torch.testing.assert_close(small(x), model(x))
+
+
+def test_a_plan_says_itself_that_the_network_is_dead() -> None:
+    """Without a warning, which pytest would make an error: whoever has a plan can ask it."""
+    model, x = a_dead_network(), numbers(2, 8)
+    found = plan(model, x)
+    assert found.dead
+    compact_(compact(model, found), plan(compact(model, found), x))
+    assert is_dead(model, x)
+    kill(model.b, columns=(0,))
+    model.a.weight.data[:, 1] = 1
+    assert not plan(model, x).dead
+    assert not is_dead(model, x)
+    assert not is_dead(nn.Sequential(nn.Softmax(-1)), x)
+    assert not is_dead(Wired(lambda m, x: x if x.sum() > 0 else -x), x)
+
+
 def test_planning_in_inference_mode() -> None:
     model, found = a_plan()
     with torch.inference_mode():
@@ -411,12 +442,13 @@ def test_attention_is_replayed_in_any_order() -> None:
     assert shapes(again) == shapes(small)
 
 
-def test_subnormal_numbers_become_zero() -> None:
+def test_subnormal_numbers_go_by_a_tolerance_alone() -> None:
     model = two(qnn.QLinear(8, 8), qnn.QLinear(8, 4)).float()
     model.a.weight.data[:, 1] = 1e-40
-    model.a.bias.data[:, 1] = -1e-40
-    small: Any = compact(model, torch.randn(2, 8))
-    assert widths(small) == {"a": (2, 1), "b": (1, 1)}
+    model.a.bias.data[:, 1] = 0
+    x = torch.randn(2, 8)
+    assert widths(compact(model, x)) == {"a": (2, 2), "b": (2, 1)}
+    assert widths(compact(model, plan(model, x, tol=1e-38))) == {"a": (2, 1), "b": (1, 1)}
     assert model.a.weight[0, 1, 0] != 0
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from quern import functional as F
 from quern import nn as qnn
 from quern.compact import compact, plan
-from quern.errors import CompactionError, QuernError
+from quern.errors import CompactionError, NotFiniteWarning, QuernError
 from tests.networks import (
     F64,
     Wired,
@@ -287,8 +287,19 @@ def test_what_is_not_a_number_is_kept() -> None:
     model = two(qnn.QLinear(8, 16), qnn.QLinear(16, 4))
     kill(model.a, rows=(0,), bias=False)
     model.a.bias.data[0, 0] = math.nan
-    small = compact(model, numbers(2, 8))
+    with pytest.warns(NotFiniteWarning, match="look for NaN or inf in its weights"):
+        small = compact(model, numbers(2, 8))
     assert shapes(small) == shapes(model)
+    assert "not finite" in str(plan(model, numbers(2, 8)))
+
+
+def test_a_nan_is_not_mended_in_silence() -> None:
+    """0 * NaN is NaN, so without the neuron that nobody needs the outputs would be others."""
+    model = two(qnn.QLinear(8, 16), qnn.QLinear(16, 4))
+    kill(model.b, columns=(0,))
+    model.a.bias.data[0, 0] = math.nan
+    with pytest.raises(CompactionError, match=r"same outputs .* look for NaN or inf in its weights\.$"):
+        plan(model, numbers(2, 8))
 
 
 def test_a_zero_that_stays_but_is_no_longer_zero_is_not_looked_at() -> None:

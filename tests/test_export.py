@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from quern import data, models, train
 from quern import functional as F
 from quern import nn as qnn
-from quern.errors import ExportError, QuernError
+from quern.errors import DeadNetworkWarning, ExportError, QuernError
 from quern.export import Pixels, accuracy, to_int8, to_onnx, to_pt2, to_real
 from quern.testing import assert_same_function
 from tests.nn.cases import CASES, Case
@@ -383,7 +383,7 @@ def test_a_file_that_computes_something_else_is_not_kept(tmp_path: Path, monkeyp
     from quern.export import _program
 
     wrong = nn.Sequential(nn.Linear(8, 8))
-    monkeypatch.setattr(_program, "to_real", lambda model: wrong)
+    monkeypatch.setattr(_program, "real_form", lambda model: wrong)
     for write in (to_onnx, to_pt2):
         refused(
             "does not compute the same: its scores differ by",
@@ -396,6 +396,52 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "onnx", None)
     write = partial(to_onnx, nn.Sequential(qnn.QLinear(8, 8)), tmp_path / "net.onnx", torch.randn(2, 8))
     refused(r"packages that are not installed .*: pip install 'quern\[onnx\]'\.$", tmp_path, write)
+
+
+def dead() -> Any:
+    """The last layer sees nothing but constants."""
+    model: Any = nn.Sequential(qnn.QConv2d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 9, 3))
+    model[0].weight.data.zero_()
+    return model
+
+
+def test_a_dead_network_is_one_warning_in_every_form(tmp_path: Path) -> None:
+    model, x, path = dead(), torch.randn(4, 4, 5, 5), tmp_path / "dead.onnx"
+    writes: list[Callable[[], Any]] = [
+        lambda: to_real(model),
+        lambda: to_onnx(model, path, x),
+        lambda: to_pt2(model, tmp_path / "dead.pt2", x),
+        lambda: to_int8(path, tmp_path / "int8.onnx", x),
+    ]
+    for write in writes:
+        with pytest.warns(DeadNetworkWarning) as said:
+            write()
+        (one,) = said
+        assert "its output does not depend on its input; train it with a weaker penalty" in str(one.message)
+    pixels = Pixels((0.4,) * 4, (0.3,) * 4)
+    with pytest.warns(DeadNetworkWarning, match="is dead"):
+        to_pt2(model, tmp_path / "raw.pt2", torch.randint(0, 256, (2, 4, 5, 5), dtype=torch.uint8), pixels=pixels)
+    assert all((tmp_path / name).exists() for name in ("dead.onnx", "dead.pt2", "int8.onnx", "raw.pt2"))
+
+
+def test_nothing_is_said_of_networks_that_live_or_that_cannot_be_followed(tmp_path: Path) -> None:
+    """pytest makes an error of any warning."""
+    model = dead()
+    model[0].weight.data[:, 0] = 1
+    to_real(model)
+    to_pt2(model, tmp_path / "living.pt2", torch.randn(4, 4, 5, 5))
+    strange = nn.Sequential(dead(), nn.Softmax(1))  # there is no rule for softmax
+    to_pt2(strange, tmp_path / "strange.pt2", torch.randn(4, 4, 5, 5))
+
+
+def test_int8_that_is_too_coarse_for_the_network_is_said(tmp_path: Path) -> None:
+    """Of all that one image in a hundred makes of the range, the others are less than one step."""
+    model: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    x = torch.randn(100, 4) * 1e-6
+    to_onnx(model, tmp_path / "fine.onnx", x)
+    ranges = torch.cat([x, torch.full((100, 4), 1e6)])
+    with pytest.warns(DeadNetworkWarning, match="every image the same scores; find the ranges with other images"):
+        to_int8(tmp_path / "fine.onnx", tmp_path / "coarse.onnx", ranges)
 
 
 def test_int8_and_accuracy_refuse_what_they_cannot_use(tmp_path: Path) -> None:

@@ -1,11 +1,28 @@
-"""The errors a user can mend: their text is one sentence that says what was wrong and what to do."""
+"""The errors a user can mend, and the warnings: their text is one sentence that says what was wrong and what to do."""
 
-__all__ = ["CompactionError", "DataError", "ExportError", "FileError", "FoldingError", "QuernError", "RecordError"]
-__all__ += ["LastPathWarning", "QuernWarning", "Stopped", "TraceError", "TrainingError"]
+__all__ = ["CompactionError", "DataError", "DeadNetworkWarning", "ExportError", "FileError", "FoldingError"]
+__all__ += ["LastPathWarning", "NotFiniteWarning", "QuernError", "QuernWarning", "RecordError", "Stopped"]
+__all__ += ["TraceError", "TrainingError"]
 
 
 class QuernError(Exception):
     """What the command line prints as one sentence, without a traceback."""
+
+
+class QuernWarning(UserWarning):
+    """What the command line prints as one sentence on standard error, and goes on."""
+
+
+class DeadNetworkWarning(QuernWarning):
+    """The output of a network does not depend on its input any more."""
+
+
+class LastPathWarning(QuernWarning):
+    """A penalty is so strong that it would leave nothing of a network."""
+
+
+class NotFiniteWarning(QuernWarning):
+    """What a network gives for the example is NaN or infinite somewhere."""
 
 
 class CompactionError(QuernError):
@@ -50,11 +67,3 @@ class Stopped(TrainingError):
     def __init__(self, said: str, signal: int) -> None:
         super().__init__(said)
         self.signal = signal
-
-
-class QuernWarning(UserWarning):
-    """What a user should know of; the command line prints it as one sentence."""
-
-
-class LastPathWarning(QuernWarning):
-    """A penalty is so strong that it would leave nothing of a network."""

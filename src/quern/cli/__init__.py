@@ -9,7 +9,7 @@ import typer
 
 import quern
 from quern.cli import _compress, _data, _models, _report, _reproduce, _show, _train, _tune
-from quern.cli._console import err_console, say
+from quern.cli._console import err_console, say, spoken_warnings
 from quern.errors import QuernError, Stopped
 
 __all__ = ["app", "main"]
@@ -40,7 +40,8 @@ def main() -> None:
     # Ended from outside, leave no temporary files behind; training sets its own handler, to save first.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        app()
+        with spoken_warnings():
+            app()
     except QuernError as reason:
         say(f"quern: {reason}", err_console)
         sys.exit(128 + reason.signal if isinstance(reason, Stopped) else 1)

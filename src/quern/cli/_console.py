@@ -1,9 +1,14 @@
 """Speaking to the user: results on standard output, everything else on standard error."""
 
+import contextlib
 import sys
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
+
+from quern.errors import QuernWarning
 
 # A pipe has no width: tables are not cut to fit one.
 out_console = Console() if sys.stdout.isatty() else Console(width=120)
@@ -13,6 +18,25 @@ err_console = Console(stderr=True)
 def say(text: str, console: Console = out_console) -> None:
     """One line as it is: not wrapped, not coloured, brackets in paths left alone."""
     console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+@contextlib.contextmanager
+def spoken_warnings() -> Iterator[None]:
+    """Every warning of quern is one sentence on standard error, said once."""
+    said: set[str] = set()
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if not issubclass(category, QuernWarning):
+                shown(message, category, *where, **more)
+            elif str(message) not in said:
+                said.add(str(message))
+                say(f"warning: {message}", err_console)
+
+        warnings.simplefilter("always", QuernWarning)
+        warnings.showwarning = show
+        yield
 
 
 class Fetching:

@@ -100,6 +100,8 @@ def compact(
     network, about = _open(model)
     example = torch.randn(2, *_shape(about, model), generator=torch.Generator().manual_seed(0))
     plan = compaction.plan(network, example, tol)
+    if plan.dead:
+        compaction.warn_dead()
     small = compaction.compact(network, plan)
     images = _images(about, dataset, data_dir, model)
     lines, metrics = [str(plan)], dict(about["metrics"])

@@ -13,7 +13,8 @@ mode is what stays the same; :mod:`quern.compact._rules` has the rules.
 
 import copy
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,18 +25,19 @@ from torch.fx.node import map_aggregate
 from quern import nn as qnn
 from quern.algebra import UNITS
 from quern.compact import _narrow
-from quern.compact._facts import Record
-from quern.compact._plan import Kept, LayerPlan, Plan
+from quern.compact._facts import Record, Value
+from quern.compact._plan import DEAD, Kept, LayerPlan, Plan
 from quern.compact._rules import read
-from quern.errors import CompactionError
+from quern.errors import CompactionError, DeadNetworkWarning, NotFiniteWarning
 from quern.graph import REAL_CONVOLUTIONS, WITH_NEURONS
 from quern.nn._norm import _QBatchNorm
 from quern.nn._recurrent import _QRecurrent
 from quern.origin import Origin, origin, set_origin
 
-__all__ = ["Kept", "LayerPlan", "Plan", "compact", "compact_", "plan"]
+__all__ = ["Kept", "LayerPlan", "Plan", "compact", "compact_", "is_dead", "plan"]
 
 Example = Tensor | tuple[Any, ...]
+NOT_FINITE = "what the network gives for the example is not finite everywhere, so look for NaN or inf in its weights"
 
 
 @torch.inference_mode(False)
@@ -49,44 +51,71 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
     """
     if not (tol >= 0 and math.isfinite(tol)):
         raise ValueError(f"tol is {tol}, but it must be a finite number that is not negative.")
-    inputs = example_input if isinstance(example_input, tuple) else (example_input,)
     network = copy.deepcopy(model).eval()
-    _flush_(network, tol)
-    device = next((p.device for p in network.parameters()), torch.device("cpu"))
-    inputs = tuple(a.detach().to(device) if isinstance(a, Tensor) else a for a in inputs)
-    if any(isinstance(a, Tensor) and a.numel() == 0 for a in inputs):
+    _zero_(network, tol)
+    inputs = _inputs(network, example_input)
+    if any(t.numel() == 0 for t in _tensors(inputs)):
         raise CompactionError("the example input is empty: what is constant is read off it.")
-    facts, outputs, traced = read(network, [_copied(a) for a in inputs], keep_unknown)
+    # Two networks are judged: a copy in float64, where a mistake stands out from rounding, and the network itself,
+    # which may be too coarse for that. What they give now, before anything is removed, is what they must give then.
+    wide, wide_inputs = _in_float64(network), _mapped(inputs, _widened)
+    wanted, own = _try(wide, wide_inputs), _try(network, inputs)
+    if wide is None or wanted is None or (own is None and not _half(network)):
+        # Its forward insists on a type, or does not take the example. In 16 bits not everything runs on every machine.
+        wide, wide_inputs, wanted, own = network, inputs, own, None
+    facts, outputs, traced = read(wide, _mapped(wide_inputs, Tensor.clone), keep_unknown, _largest(network))
     kept = facts.settle()
     layers = {}
     for record in facts.records.values():
         layer = _layer_plan(record, kept)
         if layer.changes:
             layers[record.name] = layer
-    followed = [v for v in outputs if v.followed]
-    dead = bool(followed) and len(followed) == len(outputs) and not any(bool(v.live.any()) for v in followed)
-    found = Plan(layers, tol, dead=dead, notes=tuple(dict.fromkeys(facts.notes)))
-    before, result = _counts(network), network(*[_copied(a) for a in inputs])
-    if not (network._forward_hooks or network._forward_pre_hooks):  # torch.fx does not see those
-        _compare(
-            *(traced, result, "what torch.fx sees of the network does not give its outputs"),
-            "write y = y + x in place of y += x, and leave out branches that depend on values.",
-        )
-    compact_(network, found)
-    try:
-        small = network(*[_copied(a) for a in inputs])
-    except (RuntimeError, ValueError, TypeError, IndexError) as reason:
-        said = str(reason).splitlines()[0].rstrip(".")
+    if wanted is None:
+        wanted = _tensors(wide(*_mapped(wide_inputs, Tensor.clone)))
+    notes = list(facts.notes)
+    if not all(bool(t.isfinite().all()) for t in (*wanted, *(own or ()))):
+        notes.append(NOT_FINITE)
+    found = Plan(layers, tol, dead=_dead(outputs), notes=tuple(dict.fromkeys(notes)))
+    before = _counts(network)
+    if not (network._forward_hooks or network._forward_pre_hooks) and not _close(  # torch.fx does not see those
+        wanted, _tensors(traced), facts.coarsest, facts.largest
+    ):
         raise CompactionError(
-            f"the network does not run with fewer channels, which its forward counts on: {said}."
-        ) from reason
-    _compare(
-        *(result, small),
-        "the smaller network does not give the same outputs on the example",
-        "this is a mistake of quern, or the network does not give the same output for the same input.",
-    )
-    after = _counts(network)
+            "what torch.fx sees of the network does not give its outputs: write y = y + x in place of y += x, and "
+            "leave out branches that depend on values."
+        )
+    if not _close(wanted, _smaller(wide, found, wide_inputs), facts.coarsest, facts.largest):
+        why = "this is a mistake of quern, or the network does not give the same output for the same input"
+        why = NOT_FINITE if NOT_FINITE in notes else why
+        raise CompactionError(f"the smaller network does not give the same outputs on the example: {why}.")
+    after = _counts(wide)
+    if own is not None:
+        small = _smaller(network, found, inputs)
+        coarsest = max((torch.finfo(dtype).eps for dtype in _floating(network)), default=facts.coarsest)
+        noise = [_noise(a, b) for a, b in zip(own, wanted, strict=True)]
+        if not _close(own, small, coarsest, facts.largest, noise):
+            raise CompactionError(
+                f"the smaller network, but not a copy of it in float64, gives other outputs than before: its numbers "
+                f"are too coarse ({_types(network)}), so compact it in float32 and change the type then."
+            )
     return replace(found, parameters=(before[0], after[0]), neurons=(before[1], after[1]))
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def is_dead(model: nn.Module, example_input: Example) -> bool:
+    """Whether the output of ``model`` no longer depends on its input. False where the network cannot be followed."""
+    try:
+        network = copy.deepcopy(model).eval()
+        _, outputs, _ = read(network, _mapped(_inputs(network, example_input), Tensor.clone), keep_unknown=True)
+    except Exception:  # whatever a network of somebody's own does; nothing is known then
+        return False
+    return _dead(outputs)
+
+
+def warn_dead() -> None:
+    """Say that the network at hand is dead, to whoever called the function that calls this."""
+    warnings.warn(f"{DEAD}; train it with a weaker penalty, or remove less.", DeadNetworkWarning, stacklevel=3)
 
 
 def compact(model: nn.Module, how: Plan | Example, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
@@ -94,8 +123,14 @@ def compact(model: nn.Module, how: Plan | Example, optimizer: torch.optim.Optimi
 
     The network keeps its module classes, names and mode; ``model`` is left as it is. With an ``optimizer`` of
     ``model``'s parameters, it is the optimizer of the new network afterwards, its state narrowed like the parameters.
+    From an example input, a network that is dead, or whose outputs are not finite, is a warning; a plan says so itself.
     """
     found = how if isinstance(how, Plan) else plan(model, how)
+    if found is not how:
+        if found.dead:
+            warn_dead()
+        if NOT_FINITE in found.notes:
+            warnings.warn(f"{NOT_FINITE}.", NotFiniteWarning, stacklevel=2)
     small = copy.deepcopy(model)
     old = dict(model.named_parameters())
     _apply(small, found, old, optimizer)
@@ -119,7 +154,7 @@ def _apply(
         _narrow.check(name, layers[name], layer_plan)
     if optimizer is not None:
         _check_state(optimizer, {name: p for name, p in old.items() if name.rpartition(".")[0] in layers})
-    _flush_(model, found.tol)
+    _zero_(model, found.tol)
     selected: dict[str, _narrow.Select] = {}
     for name, layer in layers.items():
         chosen = _narrow.narrow_(layer, found.layers[name])
@@ -138,9 +173,74 @@ def _write_down(model: nn.Module, found: Plan) -> None:
     set_origin(model, Origin(source.builder, source.arguments, (*steps, {"compact": found.to_dict()})))
 
 
-def _copied(a: Any) -> Any:
-    """A network may change its input in place."""
-    return a.clone() if isinstance(a, Tensor) else a
+def _tensors(result: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    map_aggregate(result, lambda a: found.append(a) if isinstance(a, Tensor) else None)
+    return found
+
+
+def _mapped(inputs: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+    """``inputs`` with every tensor in them changed; cloned before they are used, because a network may change them."""
+    return tuple(map_aggregate(inputs, lambda a: change(a) if isinstance(a, Tensor) else a))
+
+
+def _widened(t: Tensor) -> Tensor:
+    return t.double() if t.is_floating_point() else t
+
+
+def _inputs(network: nn.Module, example_input: Example) -> tuple[Any, ...]:
+    inputs = example_input if isinstance(example_input, tuple) else (example_input,)
+    device = next((p.device for p in network.parameters()), torch.device("cpu"))
+    return _mapped(inputs, lambda t: t.detach().to(device))
+
+
+def _in_float64(network: nn.Module) -> nn.Module | None:
+    """A copy, or None where there is no float64: not every device has it."""
+    try:
+        return copy.deepcopy(network).double()
+    except (RuntimeError, TypeError):
+        return None
+
+
+def _try(network: nn.Module | None, inputs: tuple[Any, ...]) -> list[Tensor] | None:
+    """The outputs, or None if the network does not run."""
+    try:
+        return None if network is None else _tensors(network(*_mapped(inputs, Tensor.clone)))
+    except Exception:  # of the user's own forward; reading the network says what it is
+        return None
+
+
+def _smaller(network: nn.Module, found: Plan, inputs: tuple[Any, ...]) -> list[Tensor]:
+    """What ``network`` gives after it was made smaller in place."""
+    compact_(network, found)
+    try:
+        return _tensors(network(*_mapped(inputs, Tensor.clone)))
+    except (RuntimeError, ValueError, TypeError, IndexError) as reason:
+        said = str(reason).splitlines()[0].rstrip(".")
+        raise CompactionError(
+            f"the network does not run with fewer channels, which its forward counts on: {said}."
+        ) from reason
+
+
+def _dead(outputs: Sequence[Value]) -> bool:
+    return bool(outputs) and all(v.followed and not bool(v.live.any()) for v in outputs)
+
+
+def _floating(network: nn.Module) -> list[torch.dtype]:
+    types = {t.dtype for t in (*network.parameters(), *network.buffers()) if t.is_floating_point()}
+    return sorted(types, key=str)
+
+
+def _types(network: nn.Module) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in _floating(network))
+
+
+def _half(network: nn.Module) -> bool:
+    return any(torch.finfo(dtype).bits < 32 for dtype in _floating(network))
+
+
+def _largest(network: nn.Module) -> float:
+    return min((torch.finfo(dtype).max for dtype in _floating(network)), default=math.inf)
 
 
 def _layer_plan(record: Record, kept: Tensor) -> LayerPlan:
@@ -180,18 +280,22 @@ def _input_parts(record: Record) -> int:
 
 
 @torch.no_grad()
-def _flush_(model: nn.Module, tol: float) -> None:
-    """Weights up to ``tol`` become zero, and so do numbers so small that CPUs take many times longer for them."""
+def _zero_(model: nn.Module, tol: float) -> None:
+    """Weights up to ``tol`` become zero, and nothing else does.
+
+    Not even subnormal numbers, which take CPUs many times longer: in float16 they begin at 6e-5, where they are weights
+    like any other, and in wider types a large input or a small variance can make them count.
+    """
+    if not tol:
+        return
     weighted = (*WITH_NEURONS, nn.Linear, *REAL_CONVOLUTIONS, _QBatchNorm, qnn.QWhiteningBatchNorm2d)
     weighted = (*weighted, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     for layer in model.modules():
-        for name, t in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
-            if not t.is_floating_point() or t.is_meta:
-                continue
-            limit = tol if name.startswith("weight") and isinstance(layer, weighted) else 0.0
-            small = (t.abs() <= limit) | (t.abs() < torch.finfo(t.dtype).tiny)
-            if bool((small & (t != 0)).any()):
-                t.masked_fill_(small, 0)
+        for name, p in layer.named_parameters(recurse=False):
+            if name.startswith("weight") and isinstance(layer, weighted) and not p.is_meta:
+                small = p.abs() <= tol
+                if bool((small & (p != 0)).any()):
+                    p.masked_fill_(small, 0)
 
 
 def _counts(model: nn.Module) -> tuple[int, int]:
@@ -205,18 +309,43 @@ def _counts(model: nn.Module) -> tuple[int, int]:
     return sum(p.numel() for p in model.parameters()), neurons
 
 
-def _compare(masked: Any, small: Any, what: str, why: str) -> None:
-    """A plan that does not give the same outputs on its own example is not handed out."""
-    pairs: list[list[Tensor]] = [[], []]
-    for found, result in zip(pairs, (masked, small), strict=True):
-        map_aggregate(result, lambda t: found.append(t) if isinstance(t, Tensor) else None)  # noqa: B023
-    for a, b in zip(*pairs, strict=True):
-        if a.is_floating_point() and a.numel():
-            finite = a.isfinite()
-            scale = a[finite].abs().max() if finite.any() else a.new_zeros(())
-            limit = max(1e-3, 1e4 * torch.finfo(a.dtype).eps) if a.dtype != torch.float64 else 1e-8
-            if a.shape != b.shape or not ((a - b)[finite].abs() <= limit * (1 + scale)).all():
-                raise CompactionError(f"{what}: {why}")
+def _noise(own: Tensor, exact: Tensor) -> float:
+    """How far an output is from what it would be without rounding."""
+    if not own.is_floating_point():
+        return 0.0
+    gap = (own.cpu().double() - exact.cpu().double()).abs()
+    return float(gap[gap.isfinite()].max()) if gap.isfinite().any() else 0.0
+
+
+def _close(
+    wanted: Sequence[Tensor],
+    found: Sequence[Tensor],
+    coarsest: float,
+    largest: float,
+    noise: Sequence[float] | None = None,
+) -> bool:
+    """Whether outputs are the same up to rounding, and not finite in the same places.
+
+    ``coarsest`` is the rounding of the coarsest type they were computed in, ``largest`` the largest number on the way:
+    where large numbers cancel, what is left is as wrong as they were. ``noise`` is how wrong ``wanted`` itself is.
+    """
+    relative = 1e-8 if coarsest < 1e-12 else max(1e-3, 16 * coarsest)
+    absolute = min(1e3 * coarsest, relative) * largest
+    if len(wanted) != len(found):
+        return False
+    for a, b, own in zip(wanted, found, noise or [0.0] * len(wanted), strict=True):
+        if a.shape != b.shape:
+            return False
+        if not a.is_floating_point():
+            continue
+        a, b = a.cpu().double(), b.cpu().double()
+        finite = a.isfinite()
+        if not torch.allclose(a[~finite], b[~finite], equal_nan=True):
+            return False
+        scale = float(a[finite].abs().max()) if finite.any() else 0.0
+        if not ((a - b)[finite].abs() <= relative * scale + absolute + 10 * own).all():
+            return False
+    return True
 
 
 def _narrow_optimizer(

@@ -5,6 +5,7 @@ number (``parts`` = 1). Every unit has an id. An operation that keeps units apar
 joins values, such as an addition, ties the ids of corresponding units, because tensors have to keep equal sizes.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -47,6 +48,20 @@ class Value:
         self.needed[:] = True
 
 
+@dataclass(frozen=True, eq=False)
+class Number:
+    """What is no tensor and no constant of the program either: a size, an input of the network that is a number, or
+    whatever was computed from those. It differs from call to call, so what is computed with it is live.
+
+    ``counts`` are the values whose units it counts, so it falls when some of those are removed: ``proportional`` says
+    that it falls in proportion. ``axis`` is set if it is the size of that axis of some tensor, and nothing else.
+    """
+
+    counts: tuple[Value, ...] = ()
+    proportional: bool = False
+    axis: int | None = None
+
+
 @dataclass(eq=False)
 class Record:
     """What was found about one layer, over all its calls. ``edges (outputs, inputs)`` is True where a weight is not
@@ -80,13 +95,23 @@ class Record:
 class Facts:
     """The units of a whole network, and what is to be done on the way back."""
 
-    def __init__(self) -> None:
+    def __init__(self, largest_constant: float = math.inf) -> None:
+        """``largest_constant`` is the largest number that the parameters of the network can hold."""
+        self.largest_constant = largest_constant
         self._parent: list[int] = []
         self._pinned: set[int] = set()
         self.backward: list[Callable[[], None]] = []
         self.records: dict[nn.Module, Record] = {}
         self.notes: list[str] = []
         self.values: list[Value] = []
+        # Of all that was computed: how coarse its type was, and how large it was. Rounding errors are in proportion.
+        self.coarsest, self.largest = 0.0, 0.0
+
+    def measure(self, tensor: Tensor) -> None:
+        """Take note of how coarse and how large the numbers are that the network computes with."""
+        if tensor.is_floating_point() and tensor.numel():
+            self.coarsest = max(self.coarsest, torch.finfo(tensor.dtype).eps)
+            self.largest = max(self.largest, float(tensor.detach().abs().nan_to_num(0.0, 0.0).max()))
 
     # ------------------------------------------------------------------------------------------------- ids
 
@@ -122,6 +147,8 @@ class Facts:
         constant = rows[:, :, 0].clone() if rows.shape[2] else rows.new_zeros(rows.shape[:2])
         found = Value(ids, axis % dims, dims, parts, live.clone(), constant, torch.zeros(len(ids), dtype=torch.bool))
         found.live |= ~constant.isfinite().all(1)  # nothing can be said of what is not a number
+        if tensor.is_floating_point():
+            found.live |= (constant.abs() > self.largest_constant).any(1)  # nor could a bias hold it
         live = found.live
         if rows.shape[2] and tensor.is_floating_point():
             still = rows[~live]

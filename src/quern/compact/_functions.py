@@ -1,5 +1,6 @@
 """What functions and methods do to the units of a value: sums, products, views, reductions."""
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
 from quern import functional as F
-from quern.compact._facts import Facts, Value
+from quern.compact._facts import Facts, Number, Value
 from quern.errors import CompactionError
 from quern.graph import (
     APART_FUNCTIONS,
@@ -27,6 +28,10 @@ _APART_IN_PLACE = {torch.relu_, torch.tanh_, torch.sigmoid_, "relu_", "tanh_", "
 _PRODUCTS = {operator.mul, operator.imul, torch.mul, "mul", "mul_"}
 _VIEWS = {"view", "reshape", torch.reshape}
 _AVERAGE_FUNCTIONS = {TF.avg_pool1d, TF.avg_pool2d, TF.avg_pool3d}
+_PROPORTIONAL = {operator.mul, math.prod, "numel"}  # of sizes
+_AXES_OF_ONE = {"unsqueeze", "squeeze", torch.unsqueeze, torch.squeeze}
+_BY_AXIS = {F.modulus, torch.flatten, "flatten", *_AXES_OF_ONE, *REDUCTIONS, *REDUCING_METHODS}
+_KINDS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _TRANSPOSITIONS = {torch.permute, torch.transpose, torch.movedim, torch.swapaxes, "permute", "transpose"}
 _TRANSPOSITIONS |= {"movedim", "swapaxes", "mT", "t"}
 
@@ -37,17 +42,28 @@ def values_of(args: Any) -> list[Value]:
     return found
 
 
-def unknown(result: Any) -> Any:
-    """Values that are not followed, in the structure of a result; None for what is no tensor."""
+def numbers_of(args: Any) -> list[Number]:
+    found: list[Number] = []
+    map_aggregate(args, lambda a: found.append(a) if isinstance(a, Number) else None)
+    return found
+
+
+def unknown(result: Any, number: Number = Number()) -> Any:  # noqa: B008, it is frozen
+    """Values that are not followed, in the structure of a result; ``number`` for what is no tensor. None for what says
+    what kind of tensor there is, which changes no more than rounding."""
     if isinstance(result, Tensor):
         return Value()
     if isinstance(result, (tuple, list)):
-        return tuple(unknown(part) for part in result)
-    return None
+        return tuple(unknown(part, number) for part in result)
+    if isinstance(result, dict):
+        return {key: unknown(part, number) for key, part in result.items()}
+    return None if result is None or isinstance(result, _KINDS) else number
 
 
 def _has_tensors(result: Any) -> bool:
-    return isinstance(result, Tensor) or (isinstance(result, (tuple, list)) and any(map(_has_tensors, result)))
+    found: list[Tensor] = []
+    map_aggregate(result, lambda a: found.append(a) if isinstance(a, Tensor) else None)
+    return bool(found)
 
 
 def option(given: Any, place: int, name: str, default: Any) -> Any:
@@ -58,8 +74,8 @@ def option(given: Any, place: int, name: str, default: Any) -> Any:
 class FunctionRules:
     """The rules that need no module. ``keep_unknown`` says what becomes of an operation without a rule."""
 
-    def __init__(self, keep_unknown: bool) -> None:
-        self.facts, self.keep_unknown = Facts(), keep_unknown
+    def __init__(self, facts: Facts, keep_unknown: bool) -> None:
+        self.facts, self.keep_unknown = facts, keep_unknown
 
     def opaque(self, name: str, values: Sequence[Value], result: Any) -> Any:
         """No rule: an error, or on request all that it takes is kept."""
@@ -76,59 +92,97 @@ class FunctionRules:
         self.facts.whole(*values)
         return unknown(result)
 
+    def count(self, numbers: Sequence[Number]) -> None:
+        """Somebody computes with these numbers: what they count must stay as many."""
+        self.facts.whole(*(value for number in numbers for value in number.counts))
+
     def function(self, node: fx.Node, facts: Any, given: Any, out: Any) -> Any:
         target: Any = node.target
-        values = values_of(facts)
+        values, numbers = values_of(facts), numbers_of(facts)
         args, kwargs = given
-        if target is operator.getitem and isinstance(facts[0][0], tuple):  # one of several results
-            return facts[0][0][args[1]] if isinstance(args[1], int) else self.opaque(node.name, values, out)
         said = f"{node.name} ({getattr(target, '__name__', target)})"
+        plain = target is operator.getitem and isinstance(args[1], (int, slice)) and not numbers_of(facts[0][1])
+        if plain and isinstance(facts[0][0], tuple):  # one of several results, or some sizes of a shape
+            return facts[0][0][args[1]]
+        if not _has_tensors(out):
+            return self._number(said, target, facts, given, out)
+        if target in _VIEWS and len(values) == 1:
+            sizes = facts[0][1:] or (facts[1].get("shape"),)
+            return self._view(said, sizes, values[0], option(given, 0, "input", None), out)
+        self.count(numbers)
         if not values:
             return unknown(out)
-        if not _has_tensors(out):  # sizes, or a number that depends on values
-            return None if target is getattr or target in SIZE_METHODS else self.opaque(said, values, out) or Value()
         if target is getattr and args[1] == "mT":
             target, given, args = torch.transpose, ((args[0], -2, -1), {}), (args[0], -2, -1)
-        if target is F.cat or target is torch.cat:
-            return self._cat(said, target is F.cat, facts, given, out)
         if target in JOINING or target in JOINING_METHODS:
             known, given = (
                 [option(side, n, name, None) for n, name in enumerate(("input", "other"))] for side in (facts, given)
             )
-            return self._join(said, target in _PRODUCTS, known, given, out)
+            return self._join(said, target in _PRODUCTS, known, given, out, varies=bool(numbers))
+        if target is F.cat or target is torch.cat:
+            return self.whole(values, out) if numbers else self._cat(said, target is F.cat, facts, given, out)
         if len(values) > 1 or not isinstance(out, Tensor):
             return self.opaque(said, values, out)
         (value,), x = values, args[0] if args else next(iter(kwargs.values()))
         if not isinstance(x, Tensor):
             return self.opaque(said, values, out)
         if target in APART_FUNCTIONS or target in APART_METHODS or target in _APART_IN_PLACE:
-            return self.facts.through(said, value, out)
-        if target in POOL_FUNCTIONS or target is TF.interpolate:
+            live = torch.ones_like(value.live) if numbers else None  # the slope of an activation, say
+            return self.facts.through(said, value, out, live=live)
+        if target in POOL_FUNCTIONS or target is TF.interpolate:  # a constant is one at every size
             return self.pool(said, value, out, POOL_FUNCTIONS.get(target, (1, 2, 3)), target in _AVERAGE_FUNCTIONS)
+        if target is operator.getitem:  # and wherever it is looked at
+            return self._indexed(said, value, x, args[1], out)
+        if numbers and (target in _BY_AXIS or target in _TRANSPOSITIONS):
+            return self.whole(values, out)  # the number may name an axis
         if target is F.modulus:
             return self.modulus(said, value, x, out, option(given, 1, "dim", 1))
         if target in (torch.flatten, "flatten"):
             start, end = option(given, 1, "start_dim", 0), option(given, 2, "end_dim", -1)
             return self.flatten(said, value, x, out, start, end)
-        if target in _VIEWS:
-            sizes = node.args[1:] or (node.kwargs.get("shape"),)
-            return self._view(said, sizes, value, x, out)
         if target in REDUCTIONS or target in REDUCING_METHODS:
             kind = target if isinstance(target, str) else target.__name__
             return self._reduced(said, kind, value, x, out, option(given, 1, "dim", None))
-        if target in _TRANSPOSITIONS or target in ("unsqueeze", "squeeze", torch.unsqueeze, torch.squeeze):
+        if target in _TRANSPOSITIONS or target in _AXES_OF_ONE:
             return self._moved(said, target, value, x, given, out)
-        if target is operator.getitem:
-            return self._indexed(said, value, x, args[1], out)
         return self.opaque(said, values, out)
 
-    def _join(self, said: str, product: bool, facts: Sequence[Any], given: Sequence[Any], out: Tensor) -> Value:
-        """An addition or product of two tensors, or of a tensor and a number."""
+    def _number(self, said: str, target: Any, facts: Any, given: Any, out: Any) -> Any:
+        """What is no tensor: sizes, what is computed from them, and numbers that depend on values."""
+        values, numbers = values_of(facts), numbers_of(facts)
+        if not values:
+            counting = [number for number in numbers if number.counts]
+            proportional = target in _PROPORTIONAL and len(counting) == 1 and counting[0].proportional
+            counts = dict.fromkeys(value for number in counting for value in number.counts)
+            return unknown(out, Number(tuple(counts), proportional))
+        value, args = values[0], given[0]
+        asks = target is len or target is getattr or target in SIZE_METHODS
+        if not asks or not isinstance(args[0], Tensor):
+            return self.opaque(said, values, out)
+        own = (value,) if value.followed else ()
+        asked = args[1] if target is getattr else target
+        if asked in ("ndim", "dim"):
+            return Number()
+        if asked == "numel":
+            return Number(own, proportional=True)
+        axes = [Number(own if n == value.axis else (), n == value.axis, n) for n in range(args[0].dim())]
+        if target is len:
+            return axes[0]
+        if asked == "shape" or (asked == "size" and isinstance(out, tuple)):
+            return tuple(axes)
+        dim = option(given, 1, "dim", None)
+        return axes[dim] if asked == "size" and not numbers else unknown(out, Number(own))
+
+    def _join(
+        self, said: str, product: bool, facts: Sequence[Any], given: Sequence[Any], out: Tensor, *, varies: bool
+    ) -> Value:
+        """An addition or product of two tensors, or of a tensor and a number; ``varies`` if a number that is no
+        constant takes part."""
         pairs = [(v, t) for v, t in zip(facts, given, strict=True) if isinstance(v, Value)]
         known = [(v, t) for v, t in pairs if v.followed]
         if not known:
             return Value()
-        if len(pairs) == 1:
+        if len(pairs) == 1 and not varies:
             return self.facts.through(said, known[0][0], out)
         first = known[0][0]
         assert first.ids is not None
@@ -141,11 +195,11 @@ class FunctionRules:
         ]
         if len(alike) < len(known):
             return self.whole([v for v, _ in known], out)
-        others = [t for v, t in pairs if not v.followed]  # a number that depends on values is one of them
-        if any(isinstance(t, Tensor) and t.dim() >= from_right and t.shape[-from_right] != 1 for t in others):
+        others = [t for v, t in pairs if not v.followed]
+        if any(t.dim() >= from_right and t.shape[-from_right] != 1 for t in others):
             self.facts.whole(*alike)  # a tensor that cannot be narrowed has a channel for each
-        # What is not followed may differ from place to place.
-        return self.facts.joined(said, [*alike, *(Value() for _ in others)], out, product)
+        # What is not followed may differ from place to place, and a number from call to call.
+        return self.facts.joined(said, [*alike, *(Value() for _ in range(len(others) + varies))], out, product)
 
     def _cat(self, said: str, quaternion: bool, facts: Any, given: Any, out: Tensor) -> Any:
         values, tensors = option(facts, 0, "tensors", ()), option(given, 0, "tensors", ())
@@ -192,18 +246,42 @@ class FunctionRules:
         return self.facts.through(said, value, out, spread=spread)
 
     def _view(self, said: str, sizes: Any, value: Value, x: Tensor, out: Tensor) -> Value:
-        """A view that leaves the units' axis as it is, or joins it with axes behind it, and does not spell its size
-        out: a number in the program, other than -1, stays when channels go."""
-        if not value.followed:
-            return value
+        """A view that leaves the units' axis as it is, or joins it with axes behind it.
+
+        That has to be so for every input, not only for the example, and has to stay so when channels go. So the units'
+        axis gets the size -1, or one in proportion to the units; and what is in front of it, and behind it, has the
+        sizes of the same axes of some tensor. What is asked of the units' axis itself leaves one side open.
+        """
         sizes = sizes[0] if isinstance(sizes[0], (tuple, list)) else sizes
+        if not value.followed:
+            self.count(numbers_of(sizes))
+            return value
         before, size = x.shape[: value.axis].numel(), x.shape[value.axis]
         for axis, wanted in enumerate(sizes if len(sizes) == out.dim() else ()):
-            adapts = not isinstance(wanted, int) or wanted == -1
             spread, rest = divmod(out.shape[axis], size)
-            if adapts and spread and not rest and out.shape[:axis].numel() == before:
+            source = value if isinstance(wanted, int) and wanted == -1 else self._counted(wanted, value)
+            if rest or not spread or out.shape[:axis].numel() != before or source is None:
+                continue
+            counted = _axis(wanted) is not None
+            in_front = axis == value.axis and all(_axis(n) == place for place, n in enumerate(sizes[:axis]))
+            behind = all(
+                n == 1 or _axis(n) == x.dim() - place for place, n in enumerate(reversed(sizes[axis + 1 :]), 1)
+            )
+            last = axis == out.dim() - 1 and value.axis == x.dim() - 1
+            if (in_front and (counted or behind)) or (last and counted):
+                self.count(numbers_of([n for n in sizes if n is not wanted]))
+                assert value.ids is not None
+                assert source.ids is not None
+                self.facts.tie(source.ids, value.ids)  # so that as many go
                 return self.facts.through(said, value, out, axis=axis, spread=spread)
+        self.count(numbers_of(sizes))
         return self.whole([value], out)
+
+    def _counted(self, wanted: Any, value: Value) -> Value | None:
+        """The value whose units a size that a view asks for is in proportion to, if it has as many as ``value``."""
+        if not isinstance(wanted, Number) or not wanted.proportional or len(wanted.counts) != 1:
+            return None
+        return wanted.counts[0] if len(wanted.counts[0].live) == len(value.live) else None
 
     def _reduced(self, said: str, kind: str, value: Value, x: Tensor, out: Tensor, dim: Any) -> Value:
         axes = [] if dim is None else [d % x.dim() for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
@@ -228,12 +306,11 @@ class FunctionRules:
         )
         axis = list(moved.shape).index(2)
         if target in ("squeeze", torch.squeeze):
-            if out.dim() != moved.dim():  # squeeze() without an axis depends on the sizes
+            dim = option(given, 1, "dim", ())
+            dims = {d % x.dim() for d in ([dim] if isinstance(dim, int) else dim)}
+            # Without an axis, or if that is not 1, it depends on the sizes. The last channel would be squeezed away.
+            if not dims or value.axis in dims or out.dim() != x.dim() - len(dims):
                 return self.whole([value], out)
-            dim = option(given, 1, "dim", None)
-            if value.parts == 1 and (dim is None or dim % x.dim() == value.axis):
-                assert value.ids is not None
-                self.facts.pin(value.ids)  # the last channel would be squeezed away
         return self.facts.through(said, value, out, axis=axis)
 
     def _indexed(self, said: str, value: Value, x: Tensor, index: Any, out: Tensor) -> Value:
@@ -241,7 +318,8 @@ class FunctionRules:
         if not value.followed:
             return value
         items = list(index) if isinstance(index, tuple) else [index]
-        if not all(item is None or item is Ellipsis or isinstance(item, (int, slice)) for item in items):
+        plain = (item is None or item is Ellipsis or isinstance(item, (int, slice)) for item in items)
+        if not all(plain) or any(isinstance(item, bool) for item in items):
             return self.opaque(said, [value], out)
         taken = sum(isinstance(item, (int, slice)) for item in items)
         if Ellipsis in items:
@@ -261,3 +339,8 @@ class FunctionRules:
             axis += 0 if isinstance(item, int) else 1
             position += 1
         raise AssertionError("every axis was counted")
+
+
+def _axis(size: Any) -> int | None:
+    """Which axis of a tensor this is the size of."""
+    return size.axis if isinstance(size, Number) else None

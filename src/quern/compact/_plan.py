@@ -10,6 +10,8 @@ from typing import Any
 
 from quern.errors import CompactionError
 
+DEAD = "the network is dead: its output does not depend on its input"
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -228,5 +230,5 @@ class Plan:
             f"parameters {self.parameters[0]:,} -> {self.parameters[1]:,}"
         )
         if self.dead:
-            lines.append("the network is dead: its output does not depend on its input")
+            lines.append(DEAD)
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])

@@ -5,6 +5,7 @@ shapes and constants need not be guessed.
 """
 
 import inspect
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,10 +16,10 @@ from torch.fx.node import map_aggregate, map_arg
 
 from quern import nn as qnn
 from quern.compact._facts import Facts, Value
-from quern.compact._functions import FunctionRules, option, unknown, values_of
+from quern.compact._functions import FunctionRules, numbers_of, option, unknown, values_of
 from quern.compact._narrow import sizes
 from quern.compact._sequences import attention, recurrent
-from quern.errors import CompactionError
+from quern.errors import CompactionError, TraceError
 from quern.graph import (
     APART_MODULES,
     POOLS,
@@ -40,21 +41,32 @@ def nonzero(t: Tensor) -> Tensor:
     return (t.detach() != 0).cpu()
 
 
-def _traced(model: nn.Module, inputs: Sequence[Any]) -> tuple[nn.Module, fx.Graph]:
-    """The graph of ``model`` (or of a Sequential around it, if it is a single layer) for so many inputs."""
+def _traced(model: nn.Module, inputs: Sequence[Any]) -> tuple[nn.Module, fx.Graph, list[str]]:
+    """The graph of ``model`` (or of a Sequential around it, if it is a single layer) for so many inputs, and notes."""
     root = nn.Sequential(model) if Tracer().is_leaf_module(model, "") else model
     parameters = list(inspect.signature(root.forward).parameters.values())
     if len(inputs) > len(parameters) and not any(p.kind == p.VAR_POSITIONAL for p in parameters):
         raise CompactionError(f"the example has {len(inputs)} inputs, but the network takes {len(parameters)}.")
-    # An optional input that is not given is None, or whatever its default is, not something to trace.
+    # An optional input that is not given is None, or whatever its default is, not something to trace; but a number may
+    # be another one in the next call.
     rest = {p.name: p.default for p in parameters[len(inputs) :] if p.default is not p.empty}
-    return root, trace(root, rest or None)
+    numbers = [name for name, default in rest.items() if type(default) in (int, float)]
+    if not numbers:
+        return root, trace(root, rest or None), []
+    try:
+        return root, trace(root, {name: rest[name] for name in rest if name not in numbers} or None), []
+    except TraceError:  # the number decides what the network does
+        notes = [f"{name} is taken to be {rest[name]} in every call, because it cannot be followed" for name in numbers]
+        return root, trace(root, rest), notes
 
 
-def read(model: nn.Module, inputs: Sequence[Any], keep_unknown: bool) -> tuple[Facts, list[Value], Any]:
+def read(
+    model: nn.Module, inputs: Sequence[Any], keep_unknown: bool, largest_constant: float = math.inf
+) -> tuple[Facts, list[Value], Any]:
     """Follow ``model`` on ``inputs``: the facts, the values that are outputs, and the outputs themselves."""
-    root, graph = _traced(model, inputs)
-    reader = _Reader(root, keep_unknown, model is not root)
+    root, graph, notes = _traced(model, inputs)
+    reader = _Reader(root, Facts(largest_constant), keep_unknown, model is not root)
+    reader.facts.notes += notes
     outputs, result = reader.follow(graph, inputs)
     return reader.facts, outputs, result
 
@@ -62,8 +74,8 @@ def read(model: nn.Module, inputs: Sequence[Any], keep_unknown: bool) -> tuple[F
 class _Reader(FunctionRules):
     """One pass over a graph, node by node: the tensors of the example, and what is known of them."""
 
-    def __init__(self, root: nn.Module, keep_unknown: bool, wrapped: bool) -> None:
-        super().__init__(keep_unknown)
+    def __init__(self, root: nn.Module, facts: Facts, keep_unknown: bool, wrapped: bool) -> None:
+        super().__init__(facts, keep_unknown)
         self.root, self.wrapped = root, wrapped
         counts: dict[int, int] = {}
         for module in root.modules():
@@ -84,6 +96,7 @@ class _Reader(FunctionRules):
             facts = map_arg((node.args, node.kwargs), lambda n: known[n])
             if node.op == "output":
                 values = values_of(facts)
+                self.count(numbers_of(facts))
                 for value in values:
                     if value.ids is not None:
                         self.facts.pin(value.ids)
@@ -112,6 +125,7 @@ class _Reader(FunctionRules):
                 target: Any = node.target
                 tensors[node] = self._run(node, lambda: target(*args, **kwargs))  # noqa: B023
                 known[node] = self.function(node, facts, (args, kwargs), tensors[node])
+            map_aggregate(tensors[node], lambda t: self.facts.measure(t) if isinstance(t, Tensor) else None)
             changed = [tensors[n] for n, version in versions.items() if tensors[n]._version != version]
             if changed:
                 self._changed_in_place(node, changed, tensors, known, values_of(facts))
@@ -152,6 +166,11 @@ class _Reader(FunctionRules):
         values = values_of(facts)
         if not self._plain(layer):
             self.facts.notes.append(f"{said} has hooks, parametrizations or shared parameters, so it is kept whole")
+            return self.whole(values, out)
+        numbers = numbers_of(facts)
+        self.count(numbers)
+        if numbers and not getattr(layer, "transposed", False):  # which may be told the size of its output
+            self.facts.notes.append(f"{said} is called with a number that is no constant, so it is kept whole")
             return self.whole(values, out)
         tensors: list[Tensor] = []
         map_aggregate(given, lambda a: tensors.append(a) if isinstance(a, Tensor) else None)

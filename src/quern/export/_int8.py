@@ -1,6 +1,7 @@
 """ONNX in 8 bits: weights and activations as whole numbers, for runtimes and chips that multiply those faster."""
 
 import tempfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -8,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from quern.errors import ExportError
+from quern.compact import warn_dead
+from quern.errors import DeadNetworkWarning, ExportError
 from quern.export._onnx import needs_onnx, open_session, run
 from quern.export._program import first_line, quiet, writing
 
@@ -45,7 +47,8 @@ def to_int8(
     What comes before the first product, so the normalisation of pixels, and what comes after the last stay in floating
     point. ``calibration`` is how the range of an activation is chosen. With ``weight_bits`` 7 weights are -64 to 64:
     processors without instructions for sums of 8-bit products (x86 before VNNI) add two of them in 16 bits, where
-    larger ones overflow. 8 is a little more precise on the others.
+    larger ones overflow. 8 is a little more precise on the others. A file that gives all of the images the same scores
+    is a warning.
     """
     with needs_onnx(), quiet():
         import onnx
@@ -100,10 +103,22 @@ def to_int8(
             raise
         except Exception as reason:
             raise ExportError(f"{source} cannot be written in 8 bits: {first_line(reason)}.") from reason
-        scores = run(open_session(temporary), images[:3])
+        some = images[:_BATCH]
+        scores = run(open_session(temporary), some)
         if not all(bool(torch.isfinite(y).all()) for y in scores):
             raise ExportError(f"{source} in 8 bits gives scores that are not finite.")
+        if bool((some != some[:1]).any()) and _alike(scores, some):
+            if _alike(run(open_session(source), some), some):
+                warn_dead()
+            else:
+                said = f"{path} gives every image the same scores; find the ranges with other images or calibration"
+                warnings.warn(f"{said}.", DeadNetworkWarning, stacklevel=2)
     return Int8Report(path, path.stat().st_size, source.stat().st_size)
+
+
+def _alike(scores: list[Tensor], images: Tensor) -> bool:
+    """Whether every image got the same scores."""
+    return all(y.dim() > 0 and len(y) == len(images) and bool((y == y[:1]).all()) for y in scores)
 
 
 def _before_products(graph: Any) -> list[str]:

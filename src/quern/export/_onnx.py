@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quern.compact import warn_dead
 from quern.errors import ExportError
 from quern.export._program import ExportReport, Pixels, Program, first_line, quiet, writing
 
@@ -43,12 +44,15 @@ def to_onnx(
     """Write the real form of ``model`` as ONNX: ``image`` in, ``scores`` out (``scores_0``... if there are several).
 
     It takes batches of any size and has its weights in the one file. ``example`` is some input of the network (raw
-    images with ``pixels``), on which onnxruntime must give the scores that ``model.eval()`` gives, up to rounding.
+    images with ``pixels``), on which onnxruntime must give the scores that ``model.eval()`` gives, up to rounding. A
+    network whose output does not depend on its input any more is a warning.
     """
     check_onnx()
     import onnx
 
     path, program = Path(path), Program(model, example, pixels)
+    if program.dead:
+        warn_dead()
     exported, count = program.exported(), len(program.outputs)
     with writing(path) as temporary:
         try:

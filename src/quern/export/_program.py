@@ -14,8 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from quern.compact import is_dead, warn_dead
 from quern.errors import ExportError
-from quern.export._real import to_real
+from quern.export._real import real_form
 from quern.files import replacing
 
 __all__ = ["ExportReport", "Pixels", "Program", "to_pt2"]
@@ -68,8 +69,11 @@ class _Raw(nn.Module):
         self.register_buffer("scale", (1 / (top * std)).to(like.dtype))
         self.register_buffer("shift", (mean / std).to(like.dtype))
 
+    def normalized(self, image: Tensor) -> Tensor:
+        return image.to(self.scale.dtype) * self.scale - self.shift
+
     def forward(self, image: Tensor) -> Any:
-        return self.network(image.to(self.scale.dtype) * self.scale - self.shift)
+        return self.network(self.normalized(image))
 
 
 class Program:
@@ -82,7 +86,7 @@ class Program:
         if example.dim() == 0 or not len(example):
             raise ExportError(f"the example must be a batch of inputs, but its shape is {tuple(example.shape)}.")
         source = copy.deepcopy(model).cpu().eval()  # files are read and run there
-        network, example = to_real(source), example.detach().cpu()
+        network, example = real_form(source), example.detach().cpu()
         if pixels is not None:
             if str(example.dtype) != f"torch.{pixels.dtype}" or example.shape[1:2] != (len(pixels.mean),):
                 raise ExportError(
@@ -90,13 +94,17 @@ class Program:
                     f"but it is {tuple(example.shape)} of {str(example.dtype).removeprefix('torch.')}."
                 )
             like = next((p for p in source.parameters() if p.is_floating_point()), torch.empty(0))
-            source, network = (_Raw(m, pixels, like).eval() for m in (source, network))
-        self.source, self.network, self.example = source, network, example
+            raw, network = (_Raw(m, pixels, like).eval() for m in (source, network))
+            self.source, some = raw, raw.normalized(example[:2])
+        else:
+            self.source, some = source, example[:2]
+        self.network, self.example = network, example
         self.outputs = self._run(self.example)
         if not all(bool(t.isfinite().all()) for t in self.outputs):
             raise ExportError(
                 "what the network gives for the example is not finite, so a file of it cannot be checked."
             )
+        self.dead = is_dead(source, some)
 
     @torch.no_grad()
     def _run(self, x: Tensor) -> list[Tensor]:
@@ -178,9 +186,12 @@ def to_pt2(model: nn.Module, path: Path | str, example: Tensor, *, pixels: Pixel
     """Write the real form of ``model`` as a file for ``torch.export.load``, which needs no quern to run it.
 
     It takes batches of any size. ``example`` is some input of the network (raw images with ``pixels``), on which the
-    file is read again and compared before it gets its name.
+    file is read again and compared before it gets its name. A network whose output does not depend on its input any
+    more is a warning.
     """
     path, program = Path(path), Program(model, example, pixels)
+    if program.dead:
+        warn_dead()
     file = io.BytesIO()
     exported = program.exported()
     with quiet():

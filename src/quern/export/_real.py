@@ -14,12 +14,14 @@ from torch.fx.proxy import GraphAppendingTracer
 
 from quern import functional as F
 from quern import nn as qnn
+from quern.compact import warn_dead
 from quern.errors import ExportError
 from quern.export import _plain
 from quern.folding import NOTHING, fold, fold_graph, hooked
 from quern.graph import Tracer, trace
 from quern.kernels import block_weight
 from quern.layout import same_padding, weight_layout
+from quern.liveness import liveness
 from quern.nn._conv import _QConvolution
 from quern.nn._norm import _QBatchNorm
 from quern.nn._pool import _QMaxPool
@@ -28,14 +30,23 @@ from quern.nn._recurrent import _QRecurrent
 __all__ = ["to_real"]
 
 
-@torch.no_grad()
 def to_real(model: nn.Module) -> fx.GraphModule:
     """A new network of plain ``torch.nn`` layers and torch operations that computes the same as ``model.eval()``.
 
     Batch normalisation is folded into the layer next to it where that is exact, dropout is gone, and submodules keep
     their names. Running it, or reading it from a file of ``torch.save``, needs no quern. Inputs are taken to have a
     batch axis, and what stands between a linear layer and a one-dimensional normalisation to be ``(batch, features)``.
+    A network whose output does not depend on its input any more is a warning.
     """
+    real = real_form(model)
+    if liveness(model).dead:
+        warn_dead()
+    return real
+
+
+@torch.no_grad()
+def real_form(model: nn.Module) -> fx.GraphModule:
+    """What :func:`to_real` returns."""
     folded = fold(model).eval()
     root, graph = _one_layer(folded) if Tracer().is_leaf_module(folded, "") else (folded, trace(folded))
     writer = _Writer(set(dict(root.named_modules())))
