@@ -90,6 +90,19 @@ def test_what_is_wrong_is_one_sentence(run: Path, tmp_path: Path) -> None:
     assert "is a file" in refused("show", run / "model.safetensors")
 
 
+def test_a_device_is_refused_before_any_work(tmp_path: Path) -> None:
+    nothing = tmp_path / "nothing.safetensors"  # so whatever is said of the device is said first
+    for name in ("device.onnx", "device.pt2", "device"):
+        (tmp_path / name).symlink_to("/dev/null")
+    said = "cannot be written: it is not a regular file; give another file"
+    assert said in refused("export", nothing, tmp_path / "device.onnx")
+    assert said in refused("export", nothing, tmp_path / "device.pt2")
+    assert said in refused("compact", nothing, "--out", tmp_path / "device")
+    assert said in refused("bench", nothing, "--out", tmp_path / "device")
+    assert "it is a folder" in refused("compact", nothing, "--out", tmp_path)
+    assert [path.readlink() for path in tmp_path.iterdir()] == [Path("/dev/null")] * 3
+
+
 def _other(folder: Path) -> Path:
     import numpy as np
 

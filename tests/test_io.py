@@ -592,9 +592,9 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     model = models.digits_cnn(widths=(1, 1))
     os.mkfifo(tmp_path / "pipe")
     for path, said in {
-        tmp_path: "is not a regular file, so it is not replaced",
-        tmp_path / "pipe": "is not a regular file, so it is not replaced",
-        Path("/dev/null"): "is not a regular file, so it is not replaced",
+        tmp_path: "could not be written: it is a folder",
+        tmp_path / "pipe": "could not be written: it is not a regular file",
+        Path("/dev/null"): "could not be written: it is not a regular file",
         tmp_path / "no" / "net": "could not be written: there is no folder",
         tmp_path / ("n" * 300): "could not be written: File name too long",
     }.items():

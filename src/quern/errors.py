@@ -1,11 +1,19 @@
-"""The errors a user can mend: their text is one sentence that says what was wrong and what to do."""
+"""The errors a user can mend, and the warnings: their text is one sentence that says what was wrong and what to do."""
 
-__all__ = ["CompactionError", "DataError", "ExportError", "FileError", "FoldingError", "QuernError", "RecordError"]
-__all__ += ["Stopped", "TraceError", "TrainingError"]
+__all__ = ["CompactionError", "DataError", "ExportError", "FileError", "FoldingError"]
+__all__ += ["NotFiniteWarning", "QuernError", "QuernWarning", "RecordError", "Stopped", "TraceError", "TrainingError"]
 
 
 class QuernError(Exception):
     """What the command line prints as one sentence, without a traceback."""
+
+
+class QuernWarning(UserWarning):
+    """What the command line prints as one sentence on standard error, and goes on."""
+
+
+class NotFiniteWarning(QuernWarning):
+    """A network, or what it computes, holds NaN or infinity."""
 
 
 class CompactionError(QuernError):

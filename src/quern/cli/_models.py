@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from quern.cli._console import Fetching, err_console, out_console, say
-from quern.cli._folder import how_to_go_on
+from quern.cli._folder import check_out, how_to_go_on
 from quern.errors import QuernError
 from quern.files import write_text
 
@@ -97,6 +97,7 @@ def compact(
 
     if not 0 <= tol < float("inf"):
         raise QuernError(f"--tol is {tol}, but it must be a finite number that is not negative.")
+    check_out(out)
     network, about = _open(model)
     example = torch.randn(2, *_shape(about, model), generator=torch.Generator().manual_seed(0))
     plan = compaction.plan(network, example, tol)
@@ -157,6 +158,7 @@ def export(
         raise QuernError("--int8 is for .onnx files.")
     if calibration < 1:
         raise QuernError(f"--calibration is {calibration}, but there must be at least one image.")
+    check_out(out)
     network, about = _open(model)
     images = _images(about, dataset, data_dir, model)
     if int8 and images is None:
@@ -230,8 +232,8 @@ def bench(
     from quern import bench as benching
     from quern.environment import facts
 
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise QuernError(f"{out} cannot be written: give a file in a folder that is there.")
+    if out is not None:
+        check_out(out)
     chosen: dict[str, Any] = {}
     shape: tuple[int, ...] | None = None
     for path in models:

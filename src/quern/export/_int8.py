@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quern.errors import ExportError
 from quern.export._onnx import needs_onnx, open_session, run
-from quern.export._program import first_line, quiet, writing
+from quern.export._program import check_place, first_line, quiet, writing
 
 __all__ = ["Int8Report", "to_int8"]
 
@@ -52,6 +52,7 @@ def to_int8(
         from onnxruntime import quantization as q
         from onnxruntime.quantization.shape_inference import quant_pre_process
     source, path = Path(onnx_path), Path(path)
+    check_place(path)
     if not len(images):
         raise ExportError("the ranges of activations come from images, but there are none.")
     run(open_session(source), images[:1])  # says what is wrong with the file or the images

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quern.errors import ExportError
-from quern.export._program import ExportReport, Pixels, Program, first_line, quiet, writing
+from quern.export._program import ExportReport, Pixels, Program, check_place, first_line, quiet, writing
 
 __all__ = ["accuracy", "check_onnx", "open_session", "to_onnx"]
 
@@ -48,7 +48,9 @@ def to_onnx(
     check_onnx()
     import onnx
 
-    path, program = Path(path), Program(model, example, pixels)
+    path = Path(path)
+    check_place(path)
+    program = Program(model, example, pixels)
     exported, count = program.exported(), len(program.outputs)
     with writing(path) as temporary:
         try:

@@ -21,7 +21,7 @@ from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
 from torch import Tensor, nn
 
-from quern.files import replacing
+from quern.files import check_target, replacing
 from quern.io._header import FORMAT, HEADER_BYTES, checksum, plain, read_head, sealed
 from quern.io._structure import compare, network_of, replay, source_of, state_of
 from quern.io._wrong import Wrong, damaged, opened, sentences, short
@@ -46,8 +46,7 @@ def save(
     """
     path = Path(path)
     with sentences(path, "written"):
-        if path.exists() and not path.is_file():
-            raise Wrong("is not a regular file, so it is not replaced: choose another name")
+        check_target(path)
         content = _content(model, metrics or {}, images)
         with replacing(path) as temporary:
             temporary.write_bytes(content)
