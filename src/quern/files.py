@@ -7,8 +7,8 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 __all__ = ["check_target", "claimed", "open_regular", "printable", "replacing", "write_text"]
 
@@ -64,18 +64,18 @@ def _check_regular(status: os.stat_result, path: Path) -> None:
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """The regular file ``path``, open to be read; OSError if it is anything else, such as a pipe, for which opening
     would wait for ever."""
     _check_regular(os.stat(path), path)  # before it is opened: opening a device may do something
     # It may have become a pipe meanwhile.
-    file = open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb")
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
-        _check_regular(os.fstat(file.fileno()), path)
+        _check_regular(os.fstat(handle), path)
+        return os.fdopen(handle, "rb")
     except OSError:
-        file.close()
+        os.close(handle)
         raise
-    return file
 
 
 def printable(text: object) -> str:
