@@ -389,14 +389,11 @@ def test_a_cache_that_is_no_file_or_too_large(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_download_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Endless(io.RawIOBase):
+    class Endless(io.BytesIO):
         length = None
 
-        def readable(self) -> bool:
-            return True
-
-        def readinto(self, buffer: bytearray) -> int:
-            return len(buffer)
+        def read(self, count: int | None = -1) -> bytes:
+            return bytes(count or 1)
 
     monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: Endless())
     monkeypatch.setattr(_sources, "ARCHIVE_BYTES", 1 << 20)

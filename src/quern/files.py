@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 
-__all__ = ["check_target", "claimed", "open_regular", "printable", "replacing", "write_text"]
+__all__ = ["check_target", "claimed", "open_regular", "path_or_content", "printable", "replacing"]
+__all__ += ["write_text"]
 
 
 @contextmanager
@@ -76,6 +77,15 @@ def open_regular(path: Path) -> BufferedReader:
     except OSError:
         os.close(handle)
         raise
+
+
+def path_or_content(path: Path) -> str | bytes:
+    """For libraries that take no path that is not UTF-8: the path, or where it is such a one the bytes of the file."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return path.read_bytes()
+    return str(path)
 
 
 def printable(text: object) -> str:

@@ -11,7 +11,7 @@ import typer
 from quern.cli._console import Fetching, err_console, out_console, say
 from quern.cli._folder import check_out, how_to_go_on
 from quern.errors import QuernError
-from quern.files import write_text
+from quern.files import printable, write_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -182,7 +182,7 @@ def export(
     else:
         example = torch.rand(8, *_shape(about, model))
     console = err_console if json_ else out_console
-    result: dict[str, Any] = {"file": str(out)}
+    result: dict[str, Any] = {"file": printable(out)}
     with tempfile.TemporaryDirectory(prefix="quern-export-") as folder:
         plain = Path(folder) / "plain.onnx" if int8 else out
         report = kinds[out.suffix](network, plain, example, pixels=raw)
@@ -240,12 +240,12 @@ def bench(
         if path.suffix == ".onnx":
             if not path.is_file():
                 raise QuernError(f"{path} is not there.")
-            chosen[_unused(path.name, chosen)] = path
+            chosen[_unused(printable(path.name), chosen)] = path
             continue
         network, about = _open(path)
         shape = shape or _shape(about, path)
         if len(models) > 1:
-            chosen[_unused(path.name, chosen)] = network
+            chosen[_unused(printable(path.name), chosen)] = network
         else:
             chosen |= _dense_and_compacted(network, about, shape)
     if shape is None:
@@ -258,7 +258,7 @@ def bench(
         repeats=repeats,
         progress=lambda what: say(what, err_console),
     )
-    record = {"environment": facts(), "files": [str(path) for path in models], **found.to_dict()}
+    record = {"environment": facts(), "files": [printable(path) for path in models], **found.to_dict()}
     if out is not None:
         write_text(out, json.dumps(record, indent=1) + "\n")
     if json_:

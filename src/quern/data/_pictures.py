@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from io import BufferedIOBase
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["decoded", "read_pictures"]
 
 
-def decoded(file: BufferedIOBase, gray: bool = False) -> "Image":
+def decoded(file: BufferedReader | BytesIO, gray: bool = False) -> "Image":
     """The image in a file, turned as its camera says, in RGB or gray; an exception of some kind if there is none."""
     from PIL import Image, ImageOps
 

@@ -79,12 +79,14 @@ def to_int8(
     with writing(path) as temporary, tempfile.TemporaryDirectory() as folder:
         try:
             with quiet():
-                prepared = Path(folder) / "prepared.onnx"
-                quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
+                # In a folder of ours, as onnxruntime takes no path that is not UTF-8.
+                copied, prepared, made = (Path(folder) / f"{name}.onnx" for name in ("copied", "prepared", "int8"))
+                onnx.save(onnx.load(str(source)), str(copied))
+                quant_pre_process(str(copied), str(prepared), skip_symbolic_shape=True)
                 graph = onnx.load(str(prepared)).graph
                 q.quantize_static(
                     str(prepared),
-                    str(temporary),
+                    str(made),
                     Reader(graph.input[0].name),
                     quant_format=q.QuantFormat.QDQ,
                     op_types_to_quantize=list(_QUANTIZED),
@@ -96,14 +98,15 @@ def to_int8(
                     calibrate_method=methods[calibration],
                     extra_options={"OpTypesToExcludeOutputQuantization": ["Gemm", "MatMul"]},
                 )
-                onnx.checker.check_model(str(temporary))
+                onnx.checker.check_model(str(made))
         except OSError:  # a full disk: of the file that is written
             raise
         except Exception as reason:
             raise ExportError(f"{source} cannot be written in 8 bits: {first_line(reason)}.") from reason
-        scores = run(open_session(temporary), images[:3])
+        scores = run(open_session(made), images[:3])
         if not all(bool(torch.isfinite(y).all()) for y in scores):
             raise ExportError(f"{source} in 8 bits gives scores that are not finite.")
+        temporary.write_bytes(made.read_bytes())
     return Int8Report(path, path.stat().st_size, source.stat().st_size)
 
 

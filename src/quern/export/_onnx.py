@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from quern.errors import ExportError
 from quern.export._program import ExportReport, Pixels, Program, check_place, first_line, quiet, writing
+from quern.files import path_or_content
 
 __all__ = ["accuracy", "check_onnx", "open_session", "to_onnx"]
 
@@ -64,10 +65,9 @@ def to_onnx(
                     verbose=False,
                 )
                 assert written is not None
-                onnx.save(_tidied(written.model_proto), str(temporary))
-                onnx.checker.check_model(str(temporary), full_check=True)
-        except OSError:  # a full disk
-            raise
+                content = _tidied(written.model_proto).SerializeToString()
+                onnx.checker.check_model(content, full_check=True)
+            temporary.write_bytes(content)
         except Exception as reason:  # of torch, onnxscript and onnx
             raise ExportError(f"the network cannot be written as ONNX: {first_line(reason)}.") from reason
         session = open_session(temporary)
@@ -104,7 +104,7 @@ def open_session(path: Path, threads: int | None = None, *, spinning: bool = Tru
     if not spinning:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(path_or_content(path), options, providers=["CPUExecutionProvider"])
     except Exception as reason:  # onnxruntime has an exception for every way to fail
         raise ExportError(f"onnxruntime cannot read {path}: {first_line(reason)}.") from reason
 
