@@ -170,7 +170,7 @@ def in_archive(path: Path) -> Reader:
                 # A sparse one has holes: next to nothing in the archive may be any number of zeros.
                 if member.isfile() and not member.issparse() and _KNOWN.fullmatch(name):
                     file = archive.extractfile(member)
-                    assert file is not None
+                    assert isinstance(file, io.BufferedIOBase)
                     contents[name] = _bounded(file, name)
     except BadFile:
         raise
