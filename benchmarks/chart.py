@@ -5,6 +5,8 @@ import math
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from quern.files import write_text
+
 ROOT = Path(__file__).parent.parent
 SHOWN = {
     "CIFAR-10 training step, batch 400": "CIFAR-10 network, training step",
@@ -86,7 +88,7 @@ def size() -> None:
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>')
             parts.append(f'<text x="{x:.1f}" y="{y - 9:.1f}" text-anchor="middle" fill="{colour}">{label}</text>')
     parts.append("</svg>")
-    (ROOT / "docs/size.svg").write_text("\n".join(parts) + "\n")
+    write_text(ROOT / "docs/size.svg", "\n".join(parts) + "\n")
 
 
 def speed() -> None:
@@ -106,7 +108,7 @@ def speed() -> None:
         f'<text x="{x}" y="16" text-anchor="middle" fill="#c0392b" font-size="12">the common way = 1x</text>',
         "</svg>",
     ]
-    (ROOT / "docs/speed.svg").write_text("\n".join(parts) + "\n")
+    write_text(ROOT / "docs/speed.svg", "\n".join(parts) + "\n")
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from quern.environment import commit, cpu
+from quern.files import write_text
 
 
 def medians(
@@ -46,7 +47,7 @@ def main(description: str | None, measure: Callable[[int], list[dict[str, Any]]]
     rows = measure(repeats)
     if options.json:
         record = {"host": host(), "commit": source, "seed": 0, "repeats": repeats, "rows": rows}
-        Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
+        write_text(Path(options.json), json.dumps(record, indent=1) + "\n")
 
 
 def host() -> dict[str, object]:

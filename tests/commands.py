@@ -30,19 +30,27 @@ def quern(*arguments: object, launcher: list[str] | None = None, code: int = 0) 
     return out, err
 
 
-def here(*arguments: object, code: int = 0) -> tuple[str, str]:
-    """The same in this process: seconds less."""
+def here(*arguments: object, code: int | None = 0) -> tuple[str, str]:
+    """The same in this process: seconds less. Without a ``code``, it may end in any way."""
     before, terminated = sys.argv, signal.getsignal(signal.SIGTERM)
     sys.argv = ["quern", *map(str, arguments)]
-    out, err = io.StringIO(), io.StringIO()
+    # As strict as the streams of a process: what is no text is no text here, either.
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
             main()
     finally:
         sys.argv = before
         signal.signal(signal.SIGTERM, terminated)
-    assert (ended.value.code or 0) == code, (out.getvalue(), err.getvalue())
-    return out.getvalue(), err.getvalue()
+    texts = _text(out), _text(err)
+    assert code is None or (ended.value.code or 0) == code, texts
+    return texts
+
+
+def _text(stream: io.TextIOWrapper) -> str:
+    assert isinstance(stream.buffer, io.BytesIO)
+    return stream.buffer.getvalue().decode()
 
 
 def refused(*arguments: object) -> str:

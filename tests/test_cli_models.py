@@ -1,12 +1,14 @@
 """``quern compact``, ``quern export`` and ``quern bench`` as a user runs them, on one small run."""
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
 from quern import data, io
+from quern.errors import NotFiniteWarning, QuernError, QuernWarning
 from quern.export import accuracy, to_onnx
 from tests.commands import here, refused
 
@@ -90,6 +92,59 @@ def test_what_is_wrong_is_one_sentence(run: Path, tmp_path: Path) -> None:
     assert "is a file" in refused("show", run / "model.safetensors")
 
 
+def test_a_device_is_refused_before_any_work(tmp_path: Path) -> None:
+    nothing = tmp_path / "nothing.safetensors"  # so whatever is said of the device is said first
+    for name in ("device.onnx", "device.pt2", "device"):
+        (tmp_path / name).symlink_to("/dev/null")
+    said = "cannot be written: it is not a regular file; give another file"
+    assert said in refused("export", nothing, tmp_path / "device.onnx")
+    assert said in refused("export", nothing, tmp_path / "device.pt2")
+    assert said in refused("compact", nothing, "--out", tmp_path / "device")
+    assert said in refused("bench", nothing, "--out", tmp_path / "device")
+    assert "it is a folder" in refused("compact", nothing, "--out", tmp_path)
+    assert [path.readlink() for path in tmp_path.iterdir()] == [Path("/dev/null")] * 3
+
+
+def test_numbers_that_are_not_finite_are_said_by_every_command(run: Path, tmp_path: Path) -> None:
+    network, about = io.load(run / "model.safetensors"), io.describe(run / "model.safetensors")
+    next(value for name, value in network.state_dict().items() if name.endswith("running_var"))[0] = torch.nan
+    path = tmp_path / "model.safetensors"
+    with pytest.warns(NotFiniteWarning):
+        io.save(network, path, images=about["images"])
+    said = f"quern: warning: {path} holds NaN or infinity in 1 of {len(network.state_dict())} tensors, the first is "
+    for command in (
+        ("compact", path, "--out", tmp_path / "small"),
+        ("compact", path, "--out", tmp_path / "small"),  # once in every command, not once in a process
+        ("export", path, tmp_path / "it.onnx"),
+        ("export", path, tmp_path / "it.pt2"),
+        ("bench", path, path, "--repeats", 1, "--batch", 1, "--threads", 1),
+        ("compress", "--start", path, "--grind", 1, "--heal", 1, "--quiet", "--out", tmp_path / "out"),
+    ):
+        _, err = here(*command, code=None)  # some go on, some cannot
+        first, *rest = err.splitlines()
+        assert first.startswith(said)
+        assert first.endswith("so train it again.")
+        assert not any(line.startswith(said) for line in rest)
+        assert "Warning" not in err
+
+
+def test_every_warning_of_quern_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    class OtherWarning(QuernWarning):
+        pass
+
+    def show(run: Path, history: bool) -> None:
+        warnings.warn("it is [bold]late.", OtherWarning, stacklevel=1)
+        raise QuernError("it is over.")
+
+    monkeypatch.setattr("quern.cli._show.is_compressed", lambda run: True)
+    monkeypatch.setattr("quern.cli._show._show_compressed", show)
+    for _ in range(2):
+        assert here("show", tmp_path, code=1) == ("", "quern: warning: it is [bold]late.\nquern: it is over.\n")
+    assert not recwarn
+
+
 def _other(folder: Path) -> Path:
     import numpy as np
 
@@ -143,7 +198,7 @@ def test_a_dead_network_is_said_and_written_all_the_same(run: Path, tmp_path: Pa
     ):
         _, err = here(*command)
         said = [line for line in err.splitlines() if "dead" in line]
-        assert said == [f"warning: {wanted}"], err
+        assert said == [f"quern: warning: {wanted}"], err
     assert (tmp_path / "small.safetensors").exists()
     out, _ = here("compact", run, "--out", tmp_path / "living.safetensors")
     assert "dead" not in out

@@ -352,7 +352,7 @@ def test_what_cannot_be_written_leaves_no_file(write: Callable[..., Any], tmp_pa
     model, x = nn.Sequential(qnn.QLinear(8, 8)), torch.randn(2, 8)
     attempt = partial(refused, folder=tmp_path)
     path = tmp_path / "net"
-    attempt("cannot be written: No such file", action=lambda: write(model, tmp_path / "no" / "net", x))
+    attempt("cannot be written: there is no folder", action=lambda: write(model, tmp_path / "no" / "net", x))
     attempt("cannot be written: ", action=lambda: write(model, "/proc/net.onnx", x))
     attempt("does not take an input of shape", action=lambda: write(model, path, torch.randn(2, 9)))
     attempt("must be a batch of inputs", action=lambda: write(model, path, torch.randn(0, 8)))

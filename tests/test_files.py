@@ -1,7 +1,9 @@
 """Files are whole or not there."""
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from quern.files import claimed, replacing, write_text
+from quern.files import check_target, claimed, open_regular, printable, replacing, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -74,6 +76,88 @@ def test_permissions_follow_the_umask(tmp_path: Path, mask: int) -> None:
         assert os.umask(mask) == mask
     finally:
         os.umask(before)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_symlink_stays_and_its_file_is_replaced(tmp_path: Path, there: bool) -> None:
+    (tmp_path / "far").mkdir()
+    note, link, chain = tmp_path / "far" / "note", tmp_path / "link", tmp_path / "chain"
+    link.symlink_to("far/note")
+    chain.symlink_to(link)
+    if there:
+        note.write_text("old")
+    with replacing(chain) as temporary:
+        assert temporary.parent == note.parent
+        assert temporary.name.startswith(".note.")
+        assert temporary.name.endswith(".tmp")
+        temporary.write_text("new")
+    assert note.read_text() == "new"
+    assert link.is_symlink()
+    assert chain.is_symlink()
+    assert (names(tmp_path), names(note.parent)) == (["chain", "far", "link"], ["note"])
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o755, 0o444])
+def test_a_file_keeps_its_permissions(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "note"
+    path.write_text("old")
+    path.chmod(mode)
+    write_text(path, "new")
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o7777 == mode
+
+
+def test_what_is_no_regular_file_is_left_alone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "device").symlink_to("/dev/null")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "astray").symlink_to("nowhere/note")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        before = {path: os.lstat(path).st_ino for path in tmp_path.iterdir()}
+        for name, said in {
+            "pipe": "not a regular file",
+            "socket": "not a regular file",
+            "folder": "it is a folder",
+            "device": "not a regular file",
+            "loop": "Too many levels",
+            "astray": "there is no folder",
+        }.items():
+            for write in (check_target, lambda path: write_text(path, "text")):
+                with pytest.raises(OSError, match=said):
+                    write(tmp_path / name)
+        assert {path: os.lstat(path).st_ino for path in tmp_path.iterdir()} == before
+    assert Path("/dev/null").is_char_device()
+
+
+def test_standard_output_is_no_file_to_replace(tmp_path: Path) -> None:
+    link = tmp_path / "stdout"  # as /dev/stdout, which a failure of this test would remove
+    link.symlink_to("/proc/self/fd/1")
+    code = "import sys; from pathlib import Path; from quern.files import write_text; write_text(Path(sys.argv[1]), '')"
+    done = subprocess.run([sys.executable, "-c", code, str(link)], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "not a regular file" in done.stderr
+    assert done.stdout == ""
+    assert link.is_symlink()
+
+
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    (tmp_path / "note").write_bytes(b"text")
+    (tmp_path / "link").symlink_to("note")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("note", "link"):
+        with open_regular(tmp_path / name) as file:
+            assert file.read() == b"text"
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero"), tmp_path / "nothing"):
+        with pytest.raises(OSError, match=re.escape(str(path))):
+            open_regular(path)
+
+
+def test_paths_that_are_no_text_are_shown_byte_by_byte() -> None:
+    assert printable(Path("é/𝄞 λ")) == "é/𝄞 λ"
+    assert printable(Path(os.fsdecode(b"/tmp/x\xff\x80y"))) == r"/tmp/x\xff\x80y"
+    assert printable("half \ud800").encode() == rb"half \ud800"
 
 
 def test_readers_see_one_text_or_the_other(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from quern import compact, folding, io, models
 from quern import nn as qnn
-from quern.errors import FileError
+from quern.errors import FileError, NotFiniteWarning
 from quern.io._header import checked_arguments
 from quern.io._wrong import sentences
 from quern.origin import Origin, origin, set_origin
@@ -592,9 +592,9 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     model = models.digits_cnn(widths=(1, 1))
     os.mkfifo(tmp_path / "pipe")
     for path, said in {
-        tmp_path: "is not a regular file, so it is not replaced",
-        tmp_path / "pipe": "is not a regular file, so it is not replaced",
-        Path("/dev/null"): "is not a regular file, so it is not replaced",
+        tmp_path: "could not be written: it is a folder",
+        tmp_path / "pipe": "could not be written: it is not a regular file",
+        Path("/dev/null"): "could not be written: it is not a regular file",
         tmp_path / "no" / "net": "could not be written: there is no folder",
         tmp_path / ("n" * 300): "could not be written: File name too long",
     }.items():
@@ -1162,3 +1162,38 @@ def test_mutated_files() -> None:
     changed, forged, good = map(int, process.stdout.split())
     assert changed + forged == 12_500
     assert 0 < good < forged / 2
+
+
+# ---- numbers that are not finite
+
+
+def spoilt(value: float) -> nn.Module:
+    network = models.digits_qcnn(norm="after_conv").eval()
+    with torch.no_grad():
+        network.state_dict()["1.running_var"][0] = value
+        network.state_dict()["1.running_mean"][0, 0] = value
+    return network
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_are_said(tmp_path: Path, value: float) -> None:
+    path = tmp_path / "net"
+    said = rf"^{path} holds NaN or infinity in 2 of \d+ tensors, the first is \S+: .*, so train it again\.$"
+    with pytest.warns(NotFiniteWarning, match=said) as caught:
+        io.save(spoilt(value), path)
+    assert len(caught) == 1
+    with pytest.warns(NotFiniteWarning, match=said) as caught:
+        network = io.load(path)
+    assert len(caught) == 1
+    assert not all(t.isfinite().all() for t in network.state_dict().values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.float8_e5m2])
+def test_finite_numbers_of_every_type_are_not_warned_of(tmp_path: Path, dtype: torch.dtype) -> None:
+    network = nn.Linear(2, 2).to(dtype)  # a warning is an error in these tests
+    io.save(network, tmp_path / "net")
+    io.load(tmp_path / "net", nn.Linear(2, 2).to(dtype))
+    with torch.no_grad():
+        network.weight[0, 0] = torch.tensor(math.nan).to(dtype)
+    with pytest.warns(NotFiniteWarning, match="in 1 of 2 tensors, the first is weight:"):
+        io.save(network, tmp_path / "net")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -34,12 +34,12 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The reverse of :func:`save`."""
     try:
         content = path.read_bytes()
-        with safe_open(path, "pt") as file:
-            state = json.loads((file.metadata() or {})["quern"])
-        return load_bytes(content), state
+        # Not by safe_open, which takes no path that is not UTF-8.
+        head = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        return load_bytes(content), json.loads(head["__metadata__"]["quern"])
     except FileNotFoundError:
         raise TrainingError(f"{path} is not there, so there is nothing to go on from.") from None
-    except (SafetensorError, KeyError, ValueError, OSError) as reason:
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as reason:
         raise TrainingError(f"{path} is not a checkpoint of quern, or is damaged: {reason}.") from reason
 
 

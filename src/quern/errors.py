@@ -22,7 +22,7 @@ class LastPathWarning(QuernWarning):
 
 
 class NotFiniteWarning(QuernWarning):
-    """What a network gives for the example is NaN or infinite somewhere."""
+    """A network, or what it computes, holds NaN or infinity."""
 
 
 class CompactionError(QuernError):

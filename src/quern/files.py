@@ -1,12 +1,17 @@
-"""Files that are either there and whole, or not there."""
+"""Files that are either there and whole, or not there; and paths as text that can be shown."""
 
+import errno
 import os
+import re
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 
-__all__ = ["claimed", "replacing", "write_text"]
+__all__ = ["check_target", "claimed", "open_regular", "path_or_content", "printable", "replacing"]
+__all__ += ["write_text"]
 
 
 @contextmanager
@@ -14,18 +19,80 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary name beside ``path`` to write to; renamed to ``path`` if all went well, removed if not.
 
     The file's bytes reach the disk before the rename, so that not even a power cut leaves half a file under the name.
+    A symlink stays: the file it stands for is replaced. A file that was there keeps its permissions. Whatever else is
+    there, such as a device, is left alone: OSError, as in :func:`check_target`.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    target, mode = _target(path)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
     os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
+        os.chmod(temporary, 0o666 & ~_umask() if mode is None else mode)
+        os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_target(path: Path) -> None:
+    """OSError unless ``path`` is a regular file, a symlink to one, or a new name in a folder that is there; to be asked
+    before there is anything to lose."""
+    _target(path)
+
+
+def _target(path: Path) -> tuple[Path, int | None]:
+    """The file that writing to ``path`` replaces, and its permissions if it is there."""
+    target = Path(os.path.realpath(path))
+    try:
+        # By way of the link, not of its text: what /dev/stdout leads to may have no name.
+        status = os.stat(path)
+    except FileNotFoundError:
+        if not target.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, f"there is no folder {target.parent}", str(path)) from None
+        return target, None
+    _check_regular(status, path)
+    if not (target.exists() and os.path.samestat(status, target.stat())):
+        raise OSError(errno.EINVAL, "it is not a file with a name", str(path))
+    return target, stat.S_IMODE(status.st_mode)
+
+
+def _check_regular(status: os.stat_result, path: Path) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """The regular file ``path``, open to be read; OSError if it is anything else, such as a pipe, for which opening
+    would wait for ever."""
+    _check_regular(os.stat(path), path)  # before it is opened: opening a device may do something
+    # It may have become a pipe meanwhile.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        _check_regular(os.fstat(handle), path)
+        return os.fdopen(handle, "rb")
+    except OSError:
+        os.close(handle)
+        raise
+
+
+def path_or_content(path: Path) -> str | bytes:
+    """For libraries that take no path that is not UTF-8: the path, or where it is such a one the bytes of the file."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return path.read_bytes()
+    return str(path)
+
+
+def printable(text: object) -> str:
+    """``text`` with whatever is no character, such as the bytes of a path that is not UTF-8, written as ``\\xff``: a
+    terminal, a page and a record can take it."""
+    escaped = re.sub("[\udc80-\udcff]", lambda byte: f"\\x{ord(byte[0]) - 0xDC00:02x}", str(text))
+    return escaped.encode("utf-8", "backslashreplace").decode()
 
 
 def _umask() -> int:

@@ -30,7 +30,9 @@ def _run(path: str, shape: list[int]) -> None:
         import numpy as np
         import onnxruntime
 
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        from quern.files import path_or_content
+
+        session = onnxruntime.InferenceSession(path_or_content(Path(path)), providers=["CPUExecutionProvider"])
         (taken,) = session.get_inputs()
         kind = np.uint8 if "uint8" in taken.type else np.float32
         session.run(None, {taken.name: np.zeros(shape, kind)})

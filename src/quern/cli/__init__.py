@@ -1,5 +1,6 @@
 """The ``quern`` command. Thin, and with its imports inside of functions: ``quern --help`` must not wait for torch."""
 
+import io
 import os
 import signal
 import sys
@@ -9,7 +10,7 @@ import typer
 
 import quern
 from quern.cli import _compress, _data, _models, _report, _reproduce, _show, _train, _tune
-from quern.cli._console import err_console, say, spoken_warnings
+from quern.cli._console import err_console, say, warnings_as_sentences
 from quern.errors import QuernError, Stopped
 
 __all__ = ["app", "main"]
@@ -39,8 +40,11 @@ def main() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     # Ended from outside, leave no temporary files behind; training sets its own handler, to save first.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # A path need not be text, and a terminal may lack letters: what cannot be shown is shown as \x...
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with spoken_warnings():
+        with warnings_as_sentences():
             app()
     except QuernError as reason:
         say(f"quern: {reason}", err_console)

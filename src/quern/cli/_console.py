@@ -1,14 +1,15 @@
 """Speaking to the user: results on standard output, everything else on standard error."""
 
-import contextlib
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 
 from quern.errors import QuernWarning
+from quern.files import printable
 
 # A pipe has no width: tables are not cut to fit one.
 out_console = Console() if sys.stdout.isatty() else Console(width=120)
@@ -17,24 +18,23 @@ err_console = Console(stderr=True)
 
 def say(text: str, console: Console = out_console) -> None:
     """One line as it is: not wrapped, not coloured, brackets in paths left alone."""
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
+    console.print(printable(text), highlight=False, soft_wrap=True, markup=False)
 
 
-@contextlib.contextmanager
-def spoken_warnings() -> Iterator[None]:
-    """Every warning of quern is one sentence on standard error, said once."""
-    said: set[str] = set()
+@contextmanager
+def warnings_as_sentences() -> Iterator[None]:
+    """Warnings of quern as one sentence on standard error, each once; those of others as Python shows them."""
     with warnings.catch_warnings():
-        shown = warnings.showwarning
-
-        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if not issubclass(category, QuernWarning):
-                shown(message, category, *where, **more)
-            elif str(message) not in said:
-                said.add(str(message))
-                say(f"warning: {message}", err_console)
-
         warnings.simplefilter("always", QuernWarning)
+        others, said = warnings.showwarning, set[str]()
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if not issubclass(category, QuernWarning):
+                others(message, category, *place, **more)
+            elif str(message) not in said:  # Python itself forgets what it showed whenever somebody sets a filter
+                said.add(str(message))
+                say(f"quern: warning: {message}", err_console)
+
         warnings.showwarning = show
         yield
 

@@ -1,11 +1,14 @@
-"""What the folder of a run says of itself."""
+"""What the folder of a run says of itself, and whether a file can be written."""
 
 import json
 import shlex
 from pathlib import Path
 from typing import Any
 
-__all__ = ["how_to_go_on", "is_compressed", "written"]
+from quern.errors import QuernError
+from quern.files import check_target
+
+__all__ = ["check_out", "how_to_go_on", "is_compressed", "written"]
 
 
 def is_compressed(run: Path) -> bool:
@@ -31,3 +34,11 @@ def written(run: Path) -> dict[str, Any]:
         if isinstance(found, dict) and isinstance(found.get("settings"), dict):
             return found
     return {}
+
+
+def check_out(path: Path) -> None:
+    """One sentence, before any work is done, if ``path`` is nothing that a file can be written to."""
+    try:
+        check_target(path)
+    except OSError as reason:
+        raise QuernError(f"{path} cannot be written: {reason.strerror}; give another file.") from reason

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from quern.cli._console import Fetching, err_console, out_console, say
-from quern.cli._folder import how_to_go_on
+from quern.cli._folder import check_out, how_to_go_on
 from quern.errors import QuernError
-from quern.files import write_text
+from quern.files import printable, write_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -97,6 +97,7 @@ def compact(
 
     if not 0 <= tol < float("inf"):
         raise QuernError(f"--tol is {tol}, but it must be a finite number that is not negative.")
+    check_out(out)
     network, about = _open(model)
     example = torch.randn(2, *_shape(about, model), generator=torch.Generator().manual_seed(0))
     plan = compaction.plan(network, example, tol)
@@ -159,6 +160,7 @@ def export(
         raise QuernError("--int8 is for .onnx files.")
     if calibration < 1:
         raise QuernError(f"--calibration is {calibration}, but there must be at least one image.")
+    check_out(out)
     network, about = _open(model)
     images = _images(about, dataset, data_dir, model)
     if int8 and images is None:
@@ -182,7 +184,7 @@ def export(
     else:
         example = torch.rand(8, *_shape(about, model))
     console = err_console if json_ else out_console
-    result: dict[str, Any] = {"file": str(out)}
+    result: dict[str, Any] = {"file": printable(out)}
     with tempfile.TemporaryDirectory(prefix="quern-export-") as folder:
         plain = Path(folder) / "plain.onnx" if int8 else out
         report = kinds[out.suffix](network, plain, example, pixels=raw)
@@ -232,20 +234,20 @@ def bench(
     from quern import bench as benching
     from quern.environment import facts
 
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise QuernError(f"{out} cannot be written: give a file in a folder that is there.")
+    if out is not None:
+        check_out(out)
     chosen: dict[str, Any] = {}
     shape: tuple[int, ...] | None = None
     for path in models:
         if path.suffix == ".onnx":
             if not path.is_file():
                 raise QuernError(f"{path} is not there.")
-            chosen[_unused(path.name, chosen)] = path
+            chosen[_unused(printable(path.name), chosen)] = path
             continue
         network, about = _open(path)
         shape = shape or _shape(about, path)
         if len(models) > 1:
-            chosen[_unused(path.name, chosen)] = network
+            chosen[_unused(printable(path.name), chosen)] = network
         else:
             chosen |= _dense_and_compacted(network, about, shape)
     if shape is None:
@@ -258,7 +260,7 @@ def bench(
         repeats=repeats,
         progress=lambda what: say(what, err_console),
     )
-    record = {"environment": facts(), "files": [str(path) for path in models], **found.to_dict()}
+    record = {"environment": facts(), "files": [printable(path) for path in models], **found.to_dict()}
     if out is not None:
         write_text(out, json.dumps(record, indent=1) + "\n")
     if json_:

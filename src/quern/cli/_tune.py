@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from quern.cli._console import Fetching, err_console, out_console, say
+from quern.cli._folder import check_out
 from quern.errors import RecordError
 
 EXAMPLES = """
@@ -62,6 +63,7 @@ def tune(
     if short.images < short.batch:
         raise RecordError(f"--images is {short.images}, but a batch has {short.batch}: give more.")
     if lambdas.exists():  # found damaged now, not after all trials
+        check_out(lambdas)
         read_lambdas(lambdas)
     tune.read_trials(results / dataset / "tuning.json")
     check_writable(results / dataset, "--results")

@@ -4,7 +4,6 @@
 split into training, validation and test images; normalisation happens per batch, by ``ImageSet.normalize``.
 """
 
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,11 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from quern.data._formats import Arrays
+from quern.data._npz import read_npz
+from quern.data._pictures import read_pictures
 from quern.data._sources import SOURCES, BadFile, Progress, cache_file, cache_folder, obtain, read_cache, sums
 from quern.errors import DataError
+from quern.files import printable
 
 __all__ = ["NAMES", "ImageSet", "Images", "cache_file", "cache_folder", "cifar10", "digits", "fetch", "image_folder"]
 __all__ += ["load", "mnist", "npz", "verify"]
@@ -143,14 +145,7 @@ def npz(path: Path | str) -> ImageSet:
     rest is for validation. The channels are the axis of size 1 or 3.
     """
     path = Path(path)
-    try:
-        if path.is_file() and not zipfile.is_zipfile(path):
-            raise ValueError("it is another kind of file, or cut short")
-        with np.load(path, allow_pickle=False) as file:
-            names = file.files
-            arrays = {key: np.asarray(file[key]) for key in names if key in NPZ_ARRAYS}
-    except Exception as reason:  # numpy, zipfile and zlib have many ways to say that a file is damaged
-        raise DataError(f"{path} cannot be read as an npz file: {str(reason) or type(reason).__name__}.") from reason
+    names, arrays = read_npz(path, NPZ_ARRAYS)
     for key in ("images", "labels"):
         if key not in arrays:
             raise DataError(f"{path} has no array '{key}'; it has {', '.join(names) or 'none'}.")
@@ -161,7 +156,7 @@ def npz(path: Path | str) -> ImageSet:
     count = int(everything.labels.max()) + 1
     if test is not None and (test.pixels.shape[1:] != everything.pixels.shape[1:] or int(test.labels.max()) >= count):
         raise DataError(f"{path}: the test images must have the size and the classes of the training images.")
-    name = path.name if path.stem in NAMES else path.stem  # a set of one's own is none of those
+    name = printable(path.name if path.stem in NAMES else path.stem)  # a set of one's own is none of those
     return _from_parts(name, everything, test, tuple(str(n) for n in range(count)), sums(arrays))
 
 
@@ -194,8 +189,9 @@ def image_folder(root: Path | str, size: int | None = None, gray: bool = False) 
     arrays = {"images": everything.pixels.numpy(), "labels": everything.labels.numpy()}
     if test is not None:
         arrays |= {"test_images": test.pixels.numpy(), "test_labels": test.labels.numpy()}
-    name = root.resolve().name
-    return _from_parts(f"{name}/" if name in NAMES else name, everything, test, classes, sums(arrays))
+    name = printable(root.resolve().name)
+    names = tuple(map(printable, classes))
+    return _from_parts(f"{name}/" if name in NAMES else name, everything, test, names, sums(arrays))
 
 
 def fetch(name: str, data_dir: Path | str | None = None, progress: Progress | None = None) -> Path:
@@ -294,32 +290,11 @@ def _class_folders(top: Path) -> tuple[str, ...]:
 
 
 def _read_folder(top: Path, classes: tuple[str, ...], size: int | None, gray: bool) -> Images:
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
-    pixels, labels = [], []
+    files, labels = [], []
     for number, name in enumerate(classes):
-        files = sorted(p for p in (top / name).glob("[!.]*") if p.suffix.lower() in (".png", ".jpg", ".jpeg"))
-        if not files:
+        mine = sorted(p for p in (top / name).glob("[!.]*") if p.suffix.lower() in (".png", ".jpg", ".jpeg"))
+        if not mine:
             raise DataError(f"{top / name} has no PNG or JPEG files.")
-        for path in files:
-            try:
-                with Image.open(path) as opened:
-                    image = ImageOps.exif_transpose(opened)
-                    if image.mode.startswith("I"):  # 16 bits a pixel, which convert would cut off at 255
-                        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-                    image = image.convert("L" if gray else "RGB")
-            except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as reason:
-                raise DataError(f"{path} cannot be read as an image ({reason}): mend or remove it.") from reason
-            if size is not None:
-                image = image.resize((size, size), Image.Resampling.BILINEAR)
-            array = np.asarray(image)
-            if pixels and array.shape != pixels[0].shape:
-                height, width = pixels[0].shape[:2]
-                raise DataError(
-                    f"{path} has {array.shape[1]} x {array.shape[0]} pixels, others {width} x {height}: "
-                    "say --image-size (size=) to make all images equal."
-                )
-            pixels.append(array)
-            labels.append(number)
-    stacked = np.stack(pixels)
-    return _images(stacked[:, None] if gray else stacked.transpose(0, 3, 1, 2), np.array(labels))
+        files += mine
+        labels += [number] * len(mine)
+    return Images(torch.from_numpy(read_pictures(files, size, gray)), torch.tensor(labels))

@@ -9,9 +9,14 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+from quern.data._limits import ARCHIVE_BYTES, FILE_BYTES, LABELS_BYTES, size
+from quern.data._pictures import decoded
+from quern.files import open_regular
 
 Bytes = NDArray[np.uint8]
 Arrays = dict[str, Bytes]
@@ -54,7 +59,8 @@ def read_mnist(read: Reader) -> Arrays:
             content = read(name)
         except FileNotFoundError:
             try:
-                content = gzip.decompress(read(f"{name}.gz"))
+                with gzip.open(io.BytesIO(read(f"{name}.gz"))) as file:
+                    content = _bounded(file, f"{name}.gz")
             except (OSError, EOFError, zlib.error) as reason:
                 if isinstance(reason, FileNotFoundError):
                     raise
@@ -85,23 +91,24 @@ def read_cifar10_binary(read: Reader) -> Arrays:
 
 def read_cifar10_sprites(read: Reader) -> Arrays:
     """PNG files in which each row is one image of 1024 RGB pixels, and labels as JSON lists."""
-    from PIL import Image, UnidentifiedImageError
 
     def sprite(name: str) -> Bytes:
         content = read(name)
         try:
-            with Image.open(io.BytesIO(content)) as image:
-                pixels = np.asarray(image.convert("RGB"))
-        except (OSError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as reason:
+            pixels = np.asarray(decoded(io.BytesIO(content)))
+        except Exception as reason:  # PIL has many ways to say that a file is damaged
             raise BadFile(f"{name} is no PNG file, or is cut short: {reason}") from reason
         if pixels.shape[1] != 1024:
             raise BadFile(f"{name} has {pixels.shape[1]} pixels a row, not 1024")
         return pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
 
     def labels(name: str) -> Bytes:
+        content = read(name)
+        if len(content) > LABELS_BYTES:
+            raise BadFile(f"{name} is no list of labels: it has more than {size(LABELS_BYTES)}")
         try:
-            return np.array(json.loads(read(name)), np.uint8)
-        except (ValueError, TypeError, OverflowError) as reason:
+            return np.array(json.loads(content), np.uint8)
+        except (ValueError, TypeError, OverflowError, RecursionError) as reason:
             raise BadFile(f"{name} is no list of labels: {reason}") from reason
 
     return {
@@ -119,25 +126,57 @@ def in_folder(folder: Path) -> Reader:
         for pattern in (name, f"*/{name}", f"*/*/{name}"):
             for path in sorted(folder.glob(pattern)):
                 if path.is_file():  # unpacked archives may have a folder of that name around the file
-                    return path.read_bytes()
+                    with open_regular(path) as file:
+                        return _bounded(file, name)
         raise FileNotFoundError(name)
 
     return read
 
 
+def _bounded(file: io.BufferedIOBase, name: str) -> bytes:
+    """The whole of a file of a known set, unless there is more than any of them has."""
+    content = file.read(FILE_BYTES + 1)
+    if len(content) > FILE_BYTES:
+        raise BadFile(f"{name} has more than {size(FILE_BYTES)}, so it is no file of a known set")
+    return content
+
+
+class _Unpacked:
+    """A gzip file as tarfile reads it, up to as many bytes as an archive of a known set unpacks to."""
+
+    def __init__(self, file: io.BufferedIOBase, name: str) -> None:
+        self.file, self.name, self.left = file, name, ARCHIVE_BYTES
+
+    def read(self, count: int) -> bytes:
+        content = self.file.read(count)
+        self.left -= len(content)
+        if self.left < 0:
+            raise BadFile(f"{self.name} unpacks to more than {size(ARCHIVE_BYTES)}, so it holds no known set")
+        return content
+
+
 def in_archive(path: Path) -> Reader:
-    """Read by file name from a tar archive, whatever folders its members are in; nothing is unpacked to disk."""
+    """Read by file name from a .tar.gz, whatever folders its members are in; nothing is unpacked to disk."""
+    contents: dict[str, bytes] = {}
     try:
-        with tarfile.open(path) as archive:
-            contents = {
-                Path(member.name).name: file.read()
-                for member in archive
-                if member.isfile()
-                and _KNOWN.fullmatch(Path(member.name).name)
-                and (file := archive.extractfile(member)) is not None
-            }
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as reason:
-        raise BadFile(f"{path.name} is no tar archive, or is cut short: {reason}") from reason
+        # As a stream: what the archive says of places in it cannot make tarfile go back, or in circles.
+        with (
+            open_regular(path) as packed,
+            gzip.open(packed) as unpacked,
+            tarfile.open(fileobj=cast(Any, _Unpacked(unpacked, path.name)), mode="r|") as archive,
+        ):
+            for member in archive:
+                name = Path(member.name).name
+                # A sparse one has holes: next to nothing in the archive may be any number of zeros.
+                if member.isfile() and not member.issparse() and _KNOWN.fullmatch(name):
+                    file = archive.extractfile(member)
+                    assert isinstance(file, io.BufferedIOBase)
+                    contents[name] = _bounded(file, name)
+    except BadFile:
+        raise
+    except Exception as reason:  # tarfile has many ways to say that a header is damaged
+        said = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
+        raise BadFile(f"{path.name} is no tar archive, or is cut short: {said}") from reason
 
     def read(name: str) -> bytes:
         if name not in contents:

@@ -26,8 +26,9 @@ from quern.data._formats import (
     read_cifar10_sprites,
     read_mnist,
 )
+from quern.data._limits import ARCHIVE_BYTES, size
 from quern.errors import DataError
-from quern.files import replacing
+from quern.files import open_regular, replacing
 
 log = logging.getLogger("quern.data")
 
@@ -111,17 +112,21 @@ def check(arrays: Arrays, source: Source, where: str) -> Arrays:
 def read_cache(source: Source) -> Arrays:
     """The set from the cache, checked. FileNotFoundError if it is not there, BadFile if it is damaged."""
     from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from safetensors.numpy import load
 
     path = cache_file(source.name)
     try:
         if not path.exists():
             raise FileNotFoundError(path)
-        arrays = load_file(path)
+        with open_regular(path) as file:
+            content = file.read(ARCHIVE_BYTES + 1)
+        if len(content) > ARCHIVE_BYTES:
+            raise ValueError(f"it has more than {size(ARCHIVE_BYTES)}")
+        arrays = load(content)  # not by its path, which need not be UTF-8
     except FileNotFoundError:
         raise
     except (SafetensorError, OSError, ValueError, KeyError) as reason:
-        raise BadFile(f"{path} cannot be read: {reason}") from reason
+        raise BadFile(f"{path} cannot be read: {getattr(reason, 'strerror', None) or reason}") from reason
     return check(arrays, source, str(path))
 
 
@@ -223,6 +228,8 @@ def _download(address: str, path: Path, progress: Progress | None) -> None:
         total = answer.length or None  # None if the server did not say
         while chunk := answer.read(1 << 18):
             file.write(chunk)
+            if file.tell() > ARCHIVE_BYTES:
+                raise BadFile(f"{address} sends more than {size(ARCHIVE_BYTES)}")
             if progress is not None:
                 progress(path.name, file.tell(), total)
     if total is not None and path.stat().st_size != total:

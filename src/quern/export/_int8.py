@@ -12,7 +12,7 @@ from torch import Tensor
 from quern.compact import warn_dead
 from quern.errors import DeadNetworkWarning, ExportError
 from quern.export._onnx import needs_onnx, open_session, run
-from quern.export._program import first_line, quiet, writing
+from quern.export._program import check_place, first_line, quiet, writing
 
 __all__ = ["Int8Report", "to_int8"]
 
@@ -55,6 +55,7 @@ def to_int8(
         from onnxruntime import quantization as q
         from onnxruntime.quantization.shape_inference import quant_pre_process
     source, path = Path(onnx_path), Path(path)
+    check_place(path)
     if not len(images):
         raise ExportError("the ranges of activations come from images, but there are none.")
     run(open_session(source), images[:1])  # says what is wrong with the file or the images
@@ -81,12 +82,14 @@ def to_int8(
     with writing(path) as temporary, tempfile.TemporaryDirectory() as folder:
         try:
             with quiet():
-                prepared = Path(folder) / "prepared.onnx"
-                quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
+                # In a folder of ours, as onnxruntime takes no path that is not UTF-8.
+                copied, prepared, made = (Path(folder) / f"{name}.onnx" for name in ("copied", "prepared", "int8"))
+                onnx.save(onnx.load(str(source)), str(copied))
+                quant_pre_process(str(copied), str(prepared), skip_symbolic_shape=True)
                 graph = onnx.load(str(prepared)).graph
                 q.quantize_static(
                     str(prepared),
-                    str(temporary),
+                    str(made),
                     Reader(graph.input[0].name),
                     quant_format=q.QuantFormat.QDQ,
                     op_types_to_quantize=list(_QUANTIZED),
@@ -98,13 +101,13 @@ def to_int8(
                     calibrate_method=methods[calibration],
                     extra_options={"OpTypesToExcludeOutputQuantization": ["Gemm", "MatMul"]},
                 )
-                onnx.checker.check_model(str(temporary))
+                onnx.checker.check_model(str(made))
         except OSError:  # a full disk: of the file that is written
             raise
         except Exception as reason:
             raise ExportError(f"{source} cannot be written in 8 bits: {first_line(reason)}.") from reason
         some = images[:_BATCH]
-        scores = run(open_session(temporary), some)
+        scores = run(open_session(made), some)
         if not all(bool(torch.isfinite(y).all()) for y in scores):
             raise ExportError(f"{source} in 8 bits gives scores that are not finite.")
         if bool((some != some[:1]).any()) and _alike(scores, some):
@@ -113,6 +116,7 @@ def to_int8(
             else:
                 said = f"{path} gives every image the same scores; find the ranges with other images or calibration"
                 warnings.warn(f"{said}.", DeadNetworkWarning, stacklevel=2)
+        temporary.write_bytes(made.read_bytes())
     return Int8Report(path, path.stat().st_size, source.stat().st_size)
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from quern.compact import warn_dead
 from quern.errors import ExportError
-from quern.export._program import ExportReport, Pixels, Program, first_line, quiet, writing
+from quern.export._program import ExportReport, Pixels, Program, check_place, first_line, quiet, writing
+from quern.files import path_or_content
 
 __all__ = ["accuracy", "check_onnx", "open_session", "to_onnx"]
 
@@ -50,7 +51,9 @@ def to_onnx(
     check_onnx()
     import onnx
 
-    path, program = Path(path), Program(model, example, pixels)
+    path = Path(path)
+    check_place(path)
+    program = Program(model, example, pixels)
     if program.dead:
         warn_dead()
     exported, count = program.exported(), len(program.outputs)
@@ -66,10 +69,9 @@ def to_onnx(
                     verbose=False,
                 )
                 assert written is not None
-                onnx.save(_tidied(written.model_proto), str(temporary))
-                onnx.checker.check_model(str(temporary), full_check=True)
-        except OSError:  # a full disk
-            raise
+                content = _tidied(written.model_proto).SerializeToString()
+                onnx.checker.check_model(content, full_check=True)
+            temporary.write_bytes(content)
         except Exception as reason:  # of torch, onnxscript and onnx
             raise ExportError(f"the network cannot be written as ONNX: {first_line(reason)}.") from reason
         session = open_session(temporary)
@@ -106,7 +108,7 @@ def open_session(path: Path, threads: int | None = None, *, spinning: bool = Tru
     if not spinning:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(path_or_content(path), options, providers=["CPUExecutionProvider"])
     except Exception as reason:  # onnxruntime has an exception for every way to fail
         raise ExportError(f"onnxruntime cannot read {path}: {first_line(reason)}.") from reason
 

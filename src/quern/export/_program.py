@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from quern.compact import is_dead, warn_dead
 from quern.errors import ExportError
 from quern.export._real import real_form
-from quern.files import replacing
+from quern.files import check_target, replacing
 
 __all__ = ["ExportReport", "Pixels", "Program", "to_pt2"]
 
@@ -154,9 +154,20 @@ class Program:
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Path]:
     """As ``quern.files.replacing``, with one sentence if it cannot be done."""
+    with _sentence(path), replacing(path) as temporary:
+        yield temporary
+
+
+def check_place(path: Path) -> None:
+    """One sentence if ``path`` is nothing that a file can be written to."""
+    with _sentence(path):
+        check_target(path)
+
+
+@contextlib.contextmanager
+def _sentence(path: Path) -> Iterator[None]:
     try:
-        with replacing(path) as temporary:
-            yield temporary
+        yield
     except OSError as reason:
         raise ExportError(f"{path} cannot be written: {reason.strerror or reason}.") from reason
 
@@ -189,7 +200,9 @@ def to_pt2(model: nn.Module, path: Path | str, example: Tensor, *, pixels: Pixel
     file is read again and compared before it gets its name. A network whose output does not depend on its input any
     more is a warning.
     """
-    path, program = Path(path), Program(model, example, pixels)
+    path = Path(path)
+    check_place(path)
+    program = Program(model, example, pixels)
     if program.dead:
         warn_dead()
     file = io.BytesIO()

@@ -11,6 +11,7 @@ for what it claims to hold.
 
 import json
 import os
+import warnings
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
 from torch import Tensor, nn
 
-from quern.files import replacing
+from quern.errors import NotFiniteWarning
+from quern.files import check_target, replacing
 from quern.io._header import FORMAT, HEADER_BYTES, checksum, plain, read_head, sealed
 from quern.io._structure import compare, network_of, replay, source_of, state_of
 from quern.io._wrong import Wrong, damaged, opened, sentences, short
@@ -46,11 +48,11 @@ def save(
     """
     path = Path(path)
     with sentences(path, "written"):
-        if path.exists() and not path.is_file():
-            raise Wrong("is not a regular file, so it is not replaced: choose another name")
+        check_target(path)
         content = _content(model, metrics or {}, images)
         with replacing(path) as temporary:
             temporary.write_bytes(content)
+    _warn_of_numbers(model, path)
 
 
 def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
@@ -58,10 +60,13 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
 
     ``model`` is a freshly built network to take in place of quern's own; a file of a network of your own needs it. It
     is not changed: the result is a copy, to which the steps of the file were done (those that ``model`` has not had).
+    NaN or infinity in it is said by a :class:`quern.errors.NotFiniteWarning`.
     """
     path = Path(path)
     with sentences(path, "read"), opened(path) as (file, size):
-        return _load(file, size, model)
+        network = _load(file, size, model)
+    _warn_of_numbers(network, path)
+    return network
 
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -71,6 +76,25 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(path)
     with sentences(path, "read"), opened(path) as (file, size):
         return {**read_head(file, size).about, "bytes": size}
+
+
+def _warn_of_numbers(network: nn.Module, path: Path) -> None:
+    """Say if a network holds NaN or infinity: it is a network all the same, but of no use."""
+    state = network.state_dict()
+    floats = {name: value for name, value in state.items() if value.is_floating_point()}
+    # Types of 8 bits know no isfinite; all their values are in float32.
+    wrong = [
+        name
+        for name, value in floats.items()
+        if not (value.float() if value.dtype.itemsize == 1 else value).isfinite().all()
+    ]
+    if wrong:
+        warnings.warn(
+            f"{path} holds NaN or infinity in {len(wrong)} of {len(state)} tensors, the first is {short(wrong[0])}: "
+            "what the network computes is of no use, so train it again.",
+            NotFiniteWarning,
+            stacklevel=3,
+        )
 
 
 def _load(file: BufferedIOBase, size: int, model: nn.Module | None = None) -> nn.Module:

@@ -31,11 +31,9 @@ def sentences(path: Path, done: str) -> Iterator[None]:
         yield
     except Wrong as reason:
         raise FileError(f"{path} {reason}.") from reason
-    except FileNotFoundError as reason:
-        if done == "read":
-            raise FileError(f"{path} is not there.") from reason
-        raise FileError(f"{path} could not be written: there is no folder {path.parent}.") from reason
     except OSError as reason:
+        if done == "read" and isinstance(reason, FileNotFoundError):
+            raise FileError(f"{path} is not there.") from reason
         raise FileError(f"{path} could not be {done}: {reason.strerror or reason}.") from reason
     except MemoryError as reason:
         raise FileError(f"{path} could not be {done}: the memory does not suffice.") from reason

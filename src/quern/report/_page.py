@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quern.files import printable
 from quern.report._tables import MATHEMATICS, SIGNS, WORDS
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ __all__ = ["render"]
 
 
 def render(template: str, **values: object) -> str:
-    """A page; whatever comes from records is escaped."""
+    """A page; whatever comes from records is escaped, and text: a command may name a path that is not UTF-8."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -26,7 +27,7 @@ def render(template: str, **values: object) -> str:
     )
     room.filters["signs"] = _signs
     room.filters["svg"] = Markup  # only what we drew
-    return room.get_template(template).render(**values, sign_of=SIGNS, words_of=WORDS)
+    return printable(room.get_template(template).render(**values, sign_of=SIGNS, words_of=WORDS))
 
 
 def _signs(text: str) -> "Markup":
