@@ -11,7 +11,9 @@ import json
 import math
 import numbers
 import os
+import re
 import stat
+import tomllib
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,11 +36,12 @@ from typing import (
 
 from quern.errors import QuernError, RecordError
 
-__all__ = ["ANY", "Between", "Count", "Measured", "Milliseconds", "Positive", "Seconds", "Share", "Text", "Wrong"]
-__all__ += ["check", "opened", "parse", "plain", "read", "read_lines", "short", "visible"]
+__all__ = ["ANY", "Between", "Count", "Measured", "Milliseconds", "OneOf", "Positive", "Seconds", "Share", "Text"]
+__all__ += ["Wrong", "check", "checked", "opened", "parse", "plain", "read", "read_lines", "short", "visible"]
 
 LARGEST = 64 << 20  # bytes of a file
 _NESTING = 32
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # ends a line, or begins what a terminal obeys
 T = TypeVar("T")
 
 
@@ -55,6 +58,13 @@ class Between:
 
     def __str__(self) -> str:
         return f"from {self.least:g} to {self.most:g}"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Some texts; a ``Literal`` whose choices are written down elsewhere."""
+
+    choices: tuple[str, ...]
 
 
 ANY = object()  # in an annotation: numbers that are not finite, or characters that a terminal would act on, are fine
@@ -76,7 +86,7 @@ def short(said: object) -> str:
 
 def visible(text: str) -> str:
     """All of a text on one line, with escapes for what a terminal would act on."""
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 @contextmanager
@@ -135,13 +145,23 @@ def plain(value: Any, depth: int = 0, nan: bool = False) -> Any:
     raise ValueError(f"{short(value)} ({type(value).__name__}) is not JSON")
 
 
-def read(path: Path, kind: type[T], what: str, remedy: str = "make it again") -> T:
-    """The content of a JSON file, as a ``kind``; one sentence if it is not ``what`` it should be."""
+def read(
+    path: Path, kind: type[T] | types.GenericAlias, what: str, remedy: str = "make it again", toml: bool = False
+) -> T:
+    """The content of a JSON file, or a TOML one, as a ``kind``; one sentence if it is not ``what`` it should be."""
     with _sentences(path, what, remedy):
-        return check(parse(_bytes(path, what), nan=True), kind)
+        text = _bytes(path, what)
+        return check(_toml(text) if toml else parse(text, nan=True), kind)
 
 
-def read_lines(path: Path, kind: type[T], what: str, remedy: str = "make it again") -> list[T]:
+def _toml(text: bytes) -> Any:
+    try:
+        return plain(tomllib.loads(text.decode()), nan=True)
+    except RecursionError as reason:
+        raise ValueError("it is nested too deeply") from reason
+
+
+def read_lines(path: Path, kind: type[T] | types.GenericAlias, what: str, remedy: str = "make it again") -> list[T]:
     """The same for a file that has one JSON value a line."""
     with _sentences(path, what, remedy):
         lines = _bytes(path, what).splitlines()
@@ -170,7 +190,19 @@ def _sentences(path: Path, what: str, remedy: str) -> Iterator[None]:
         raise RecordError(f"{path} cannot be read: {reason.strerror or reason}.") from reason
 
 
-def check(value: Any, kind: type[T], where: str = "") -> T:
+def checked(path: Path | None, value: Any, kind: type[T] | types.GenericAlias, what: str) -> T:
+    """A part of a file as a ``kind``; one sentence, about the file if there is one, if it is not ``what`` it should
+    be."""
+    try:
+        return check(value, kind)
+    except (ValueError, QuernError) as reason:
+        if path is None and isinstance(reason, QuernError):
+            raise
+        said = str(reason).rstrip(".")
+        raise RecordError(f"{path or 'this'} does not hold {what} ({said}): make it again.") from reason
+
+
+def check(value: Any, kind: type[T] | types.GenericAlias, where: str = "") -> T:
     """``value``, as it came from JSON, as a ``kind``; ValueError with the place in it that is wrong."""
     return _check(value, kind, where)
 
@@ -197,7 +229,7 @@ def _check(value: Any, kind: Any, where: str) -> Any:
     if origin is dict:
         _container(value, dict, where)
         return {
-            _simple(key, str, f"a key of {where}"): _check(one, inner[1], _inside(where, key))
+            _check(key, inner[0], f"a key of {where or 'it'}"): _check(one, inner[1], _inside(where, key))
             for key, one in value.items()
         }
     return _object(value, kind, where)
@@ -228,7 +260,7 @@ def _simple(value: Any, kind: type, where: str, anything: bool = False) -> Any:
         raise _wrong(value, _SIMPLE[kind], where)
     if isinstance(value, float) and not anything and not math.isfinite(value):
         raise _wrong(value, "a finite number", where)
-    if isinstance(value, str) and ("\0" in value if anything else not value.isprintable()):
+    if isinstance(value, str) and ("\0" in value if anything else _CONTROL.search(value)):
         raise _wrong(value, "a text that can be printed", where)
     return value
 
@@ -238,6 +270,8 @@ def _annotated(value: Any, kind: Any, rules: tuple[Any, ...], where: str) -> Any
     for rule in rules:
         if isinstance(rule, Between) and not rule.least <= found <= rule.most:
             raise _wrong(value, str(rule), where)
+        if isinstance(rule, OneOf) and found not in rule.choices:
+            raise _wrong(value, " or ".join(rule.choices), where)
     return found
 
 
@@ -284,5 +318,6 @@ def _built(build: Any, values: tuple[Any, ...], named: dict[str, Any], where: st
     try:
         return build(*values, **named)
     except (ValueError, QuernError) as reason:
-        said = str(reason).rstrip(".")
-        raise ValueError(f"{where}: {said}" if where else said) from reason
+        if not where:
+            raise
+        raise ValueError(f"{where}: {str(reason).rstrip('.')}") from reason

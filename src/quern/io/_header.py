@@ -17,7 +17,7 @@ _SIZE = 1 << 16  # a width, a number of classes, channels or pixels
 
 def about_of(text: str | None) -> dict[str, Any]:
     """quern's part of the header, with nothing in it that was not checked."""
-    about = None if text is None else json_of(text)
+    about: Any = None if text is None else json_of(text)
     version = about.get("format") if isinstance(about, dict) else None
     if type(version) is not int or version < 1:
         raise Wrong("is a file of tensors, but not one that quern.io.save wrote")
