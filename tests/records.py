@@ -22,7 +22,7 @@ def run_record(
 ) -> dict[str, Any]:
     """A record as :func:`quern.records.read` takes it; ``changed`` are numbers of ``result`` or of its sparsity."""
     share, accuracy = REACH[method]
-    share, accuracy = max(0.0, share - 0.01 * seed), accuracy + 0.002 * seed
+    share, accuracy = max(0.0, share - 0.01 * seed), min(1.0, accuracy + 0.002 * seed)
     sparsity = {
         "component_sparsity": min(1.0, share + 0.03),
         "quaternion_sparsity": share,
@@ -77,6 +77,7 @@ def _line(epoch: int, epochs: int, family: str, share: float, accuracy: float) -
         "component_sparsity": min(1.0, share + 0.03) * done,
         "quaternion_sparsity": share * done,
         "neuron_sparsity": share / 2 * done,
+        "neurons_left": round(22 * (1 - share / 2 * done)),
         "seconds": 1.0,
     }
 
@@ -173,7 +174,8 @@ def compress_record() -> dict[str, Any]:
 
 
 def _compress_line(epoch: int, phase: str, neurons: int, parameters: int) -> dict[str, Any]:
-    counts = {"neurons_left": neurons, "parameters": parameters}
+    counts = {"neurons_left": neurons, "parameters": parameters, "seconds": 0.5}
+    counts |= dict.fromkeys(("component_sparsity", "quaternion_sparsity", "neuron_sparsity"), 0.25)
     return {"epoch": epoch, "phase": phase, "loss": 1 / epoch, "val_accuracy": 0.9 + 0.01 * epoch, **counts}
 
 

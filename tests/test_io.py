@@ -465,7 +465,7 @@ def test_steps_that_do_not_fit() -> None:
         ({"loss": [math.inf]}, r"metrics\['loss'\].*inf"),
         ({"t": torch.ones(2)}, r"metrics\['t'\].*Tensor"),
         ({"t": {"u": {1: 2}}}, r"metrics\['t'\].*a key in it is not a text"),
-        ({"n": 1 << 63}, r"metrics\['n'\].*9223372036854775808 \(int\) is not JSON"),
+        ({"n": 1 << 64}, r"metrics\['n'\].*18446744073709551616 \(int\) is not JSON"),
         ({"s": "\ud800"}, r"metrics\['s'\]"),
         ({"o": object()}, r"metrics\['o'\].*object"),
         ({"set": {1}}, r"metrics\['set'\].*set"),

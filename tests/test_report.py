@@ -347,9 +347,9 @@ def test_phases_that_are_short_keep_their_names_apart() -> None:
 
 
 def test_odd_numbers_do_not_stop_a_report(tmp_path: Path) -> None:
-    """A loss that is not a number, one epoch, none at all, nothing left, nothing in it, one point only."""
+    """A validation loss that is not a number, one epoch, none at all, nothing left, nothing in it, one point only."""
     record = compress_record()
-    odd = {**record["history"]["small"][0], "loss": float("nan"), "val_accuracy": float("nan")}
+    odd = {**record["history"]["small"][0], "val_loss": float("nan"), "penalty": float("inf")}
     write_run_report(write_compress(tmp_path / "run", history={"dense": [], "small": [odd]}))
     results = tmp_path / "results"
     for method in ("none", "rq", "rq-bn"):
@@ -455,7 +455,7 @@ def test_parts_that_are_missing_are_left_out(tmp_path: Path) -> None:
     for name in ("command", "dataset", "budget", "sums", "environment"):
         del record[name]
     record["history"] = {"dense": [], "small": []}
-    record["settings"] = {"dense": None, "small": {}}
+    record["settings"] = {"dense": None, "small": {}, "budget": {}}
     folder = write_compress(tmp_path / "run", samples=False)
     (folder / "record.json").write_text(json.dumps(record))
     seen = assert_self_contained(write_run_report(folder))
@@ -574,6 +574,7 @@ def test_damaged_records_are_one_sentence(tmp_path: Path, damage: Any) -> None:
         ("record.json", "not JSON"),
         ("record.json", json.dumps({**compress_record(), "history": {}})),
         ("record.json", json.dumps({**compress_record(), "layers": [{"name": "0"}]})),
+        ("record.json", json.dumps(compress_record()).replace('"loss": 1.0', '"loss": NaN')),
         ("record.json", json.dumps({**compress_record(), "small": {"test_accuracy": "high"}})),
         ("samples.json", "[]"),
         ("samples.json", json.dumps({"classes": ["a"], "samples": [{"png": "?", "label": 0}]})),

@@ -151,3 +151,12 @@ class LastPath:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, so that a training that is resumed keeps the same path."""
         return {"groups": self.groups, "held": self.held}
+
+    def restore(self, found: dict[str, Any]) -> None:
+        """The reverse of :meth:`to_dict`; ValueError if the path is of another network."""
+        for name, numbers in (found["groups"] or {}).items():
+            if name not in self.targets:
+                raise ValueError(f"{name} is not penalised, so there is no path through it")
+            if any(not 0 <= n < _groups(self.targets[name]).numel() for n in numbers):
+                raise ValueError(f"the path leads through more of {name} than there is")
+        self.groups, self.held = found["groups"], found["held"]

@@ -1,67 +1,60 @@
-"""The state of a training as one safetensors file: tensors, and everything else as JSON in its header.
+"""The state of a training as one file of tensors, and everything else as JSON in its header, with a checksum.
 
-One file is written under a temporary name and then renamed, so what is on disk is always one whole state. Nothing in it
+The file is written under a temporary name and then renamed, so what is on disk is always one whole state. Nothing in it
 is code.
 """
 
 import json
 from pathlib import Path
-from typing import Any
+from types import GenericAlias
+from typing import Any, TypeVar
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as load_bytes
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from safetensors.torch import save as bytes_of
+from torch import Tensor
 
 from quern.errors import TrainingError
 from quern.files import replacing
+from quern.schema import Wrong, check, opened, short
+from quern.tensorfile import check_whole, damaged, json_of, read_head, read_tensors, sealed
 
-__all__ = ["load", "optimizer_tensors", "restore_optimizer", "save"]
+__all__ = ["load", "save"]
+
+HEADER_BYTES = 64 << 20  # the history of a hundred thousand epochs
+T = TypeVar("T")
 
 
 def save(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
     """Write ``tensors`` and ``state`` (anything JSON knows) to ``path``; OSError if that fails, and then no trace."""
     plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    with replacing(path) as temporary:
+    head, rest = sealed(bytes_of(plain, {"quern": json.dumps(state)}))
+    if len(head) > HEADER_BYTES:
+        raise OSError(f"its history takes more than {HEADER_BYTES >> 20} MB")
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(head)
+        file.write(rest)
+
+
+def load(path: Path, kind: type[T] | GenericAlias = dict[str, Any]) -> tuple[dict[str, Tensor], T]:
+    """The reverse of :func:`save`, with the state as a ``kind`` (see :mod:`quern.schema`); TrainingError if the file is
+    not just as it was saved. Takes twice its memory while it reads."""
+
+    def state(text: str | None) -> T:
+        if text is None:
+            raise Wrong("is not a checkpoint of quern")
         try:
-            save_file(plain, temporary, {"quern": json.dumps(state)})
-        except SafetensorError as reason:  # how a full disk arrives
-            raise OSError(str(reason)) from reason
+            return check(json_of(text, nan=True), kind)
+        except ValueError as reason:
+            raise damaged(f"in its state {short(reason)}") from reason
 
-
-def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The reverse of :func:`save`."""
     try:
-        content = path.read_bytes()
-        # Not by safe_open, which takes no path that is not UTF-8.
-        head = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        return load_bytes(content), json.loads(head["__metadata__"]["quern"])
+        with opened(path, "a checkpoint") as (file, size):
+            head = read_head(file, size, state, HEADER_BYTES)
+            check_whole(head, file)
+            return read_tensors(head, file, size), head.about
     except FileNotFoundError:
         raise TrainingError(f"{path} is not there, so there is nothing to go on from.") from None
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as reason:
-        raise TrainingError(f"{path} is not a checkpoint of quern, or is damaged: {reason}.") from reason
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state by ``number of the parameter.name``."""
-    return {
-        f"{number}.{name}": value if isinstance(value, Tensor) else torch.tensor(value)
-        for number, values in optimizer.state_dict()["state"].items()
-        for name, value in values.items()
-    }
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """The reverse of :func:`optimizer_tensors`; settings such as the learning rate are left as they are."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        number, _, name = key.partition(".")
-        parameter: nn.Parameter = parameters[int(number)]
-        for like in (parameter, parameter[0] if parameter.dim() else parameter):
-            if value.shape == like.shape:  # files know no memory layouts; a step is slow where they differ
-                value = torch.empty_like(like, memory_format=torch.preserve_format).copy_(value)
-                break
-        state.setdefault(int(number), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    except Wrong as reason:
+        raise TrainingError(f"{path} {reason}; begin again in another folder.") from reason
+    except (SafetensorError, RuntimeError, MemoryError, OSError) as reason:
+        raise TrainingError(f"{path} could not be read: {short(reason)}.") from reason

@@ -5,12 +5,12 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 
-__all__ = ["check_target", "claimed", "open_regular", "path_or_content", "printable", "replacing"]
+__all__ = ["check_target", "claimed", "open_regular", "path_or_content", "printable", "replacing", "sweep"]
 __all__ += ["write_text"]
 
 
@@ -130,3 +130,13 @@ def claimed(folder: Path) -> Iterator[bool]:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked meanwhile has the handle, too
         os.close(handle)
+
+
+def sweep(folder: Path, names: Iterable[str]) -> None:
+    """Remove what :func:`replacing` left of files of these names when its process was killed. The caller has claimed
+    the folder: what somebody is writing just now looks the same."""
+    names = set(names)
+    for path in folder.glob(".*.tmp"):
+        found = re.fullmatch(r"\.(.+)\.[^.]+\.tmp", path.name)
+        if found and found[1] in names and path.is_file() and not path.is_symlink():
+            path.unlink(missing_ok=True)

@@ -118,13 +118,22 @@ class _Proximal(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """That of any optimizer, with the costs of :meth:`weigh` and the path that keeps the network alive."""
-        return {**super().state_dict(), "costs": dict(self.costs), "path": self._path.to_dict()}
+        return {**super().state_dict(), "costs": dict(self.costs), "path": self.path}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self.costs = dict(state_dict.get("costs", self.costs))
         if (path := state_dict.get("path")) is not None:
-            self._path.groups, self._path.held = path["groups"], path["held"]
+            self.restore_path(path)
+
+    @property
+    def path(self) -> dict[str, Any]:
+        """The path that keeps the network alive, as plain values for :meth:`restore_path`."""
+        return self._path.to_dict()
+
+    def restore_path(self, path: dict[str, Any]) -> None:
+        """Go on with an earlier ``path`` of the same network."""
+        self._path.restore(path)
 
     def replace_parameters(self, new: dict[int, nn.Parameter], model: nn.Module) -> None:
         """Shrink the parameters ``new[id(old)]`` in place of the old ones, as strongly as those; ``model`` has them."""

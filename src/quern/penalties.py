@@ -25,12 +25,13 @@ Use one as a term of the loss, ``loss + penalty(model)``, with any optimizer; or
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from quern.nn import batch_norms, quaternion_weights
+from quern.schema import check
 
 __all__ = ["L1", "L2", "RQ", "RQL", "GammaL1", "Penalty", "Target", "shrink_"]
 
@@ -135,9 +136,14 @@ def shrink_(targets: Sequence[Target], steps: Sequence[float], metrics: Sequence
 
 @dataclass(frozen=True)
 class _Term:
-    kind: str
+    kind: Literal["L1", "L2", "RQ", "RQL", "GammaL1", "GammaL1 with_beta=True"]
     weight: float
     normalize: bool
+
+    def __post_init__(self) -> None:
+        if not (self.weight >= 0 and math.isfinite(self.weight)):
+            said = f"the weight of a penalty is {self.weight}, but it must be a finite number that is not negative."
+            raise ValueError(said)
 
     def __repr__(self) -> str:
         name, _, option = self.kind.partition(" ")
@@ -202,7 +208,7 @@ class Penalty:
         return self if other == 0 else NotImplemented  # so that sum() works
 
     def __mul__(self, factor: float) -> "Penalty":
-        return Penalty(tuple(replace(term, weight=_checked(term.weight * factor)) for term in self.terms))
+        return Penalty(tuple(replace(term, weight=float(term.weight * factor)) for term in self.terms))
 
     __rmul__ = __mul__
 
@@ -211,14 +217,11 @@ class Penalty:
         return [asdict(term) for term in self.terms]
 
     @staticmethod
-    def from_list(terms: list[dict[str, Any]]) -> "Penalty":
-        made = {"L1": L1, "L2": L2, "RQ": RQ, "RQL": RQL, "GammaL1": GammaL1}
-        total = Penalty(())
-        for term in terms:
-            name, _, option = term["kind"].partition(" ")
-            options = {"with_beta": True} if option else {}
-            total += made[name](term["weight"], normalize=term["normalize"], **options)
-        return total
+    def from_list(terms: Any) -> "Penalty":
+        """The reverse of :meth:`to_list`; ValueError for anything else."""
+        return Penalty(tuple(check(terms, list[_Term])))
+
+    from_plain = from_list
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.terms))
@@ -268,30 +271,24 @@ def _nothing(term: _Term) -> str:
     return "the model has no quaternion weights that are trained (requires_grad); build it from the layers of quern.nn"
 
 
-def _checked(weight: float) -> float:
-    if not (weight >= 0 and math.isfinite(weight)):
-        raise ValueError(f"the weight of a penalty is {weight}, but it must be a finite number that is not negative.")
-    return float(weight)
-
-
 def L2(weight: float, *, normalize: bool = True) -> Penalty:
     r""":math:`\frac\lambda Q \sum |w|^2` with λ = ``weight``: small weights, no zeros."""
-    return Penalty((_Term("L2", _checked(weight), normalize),))
+    return Penalty((_Term("L2", float(weight), normalize),))
 
 
 def L1(weight: float, *, normalize: bool = True) -> Penalty:
     r""":math:`\frac\lambda Q \sum |w_r| + |w_i| + |w_j| + |w_k|` with λ = ``weight``: zero components."""
-    return Penalty((_Term("L1", _checked(weight), normalize),))
+    return Penalty((_Term("L1", float(weight), normalize),))
 
 
 def RQ(weight: float, *, normalize: bool = True) -> Penalty:
     r""":math:`\frac\lambda Q \sum |w|` with λ = ``weight``: zero quaternions."""
-    return Penalty((_Term("RQ", _checked(weight), normalize),))
+    return Penalty((_Term("RQ", float(weight), normalize),))
 
 
 def RQL(weight: float, *, normalize: bool = True) -> Penalty:
     """``RQ(weight) + L1(weight)``: zero quaternions, and zero components in those that stay."""
-    return Penalty((_Term("RQL", _checked(weight), normalize),))
+    return Penalty((_Term("RQL", float(weight), normalize),))
 
 
 def GammaL1(weight: float, *, with_beta: bool = False, normalize: bool = True) -> Penalty:
@@ -300,4 +297,4 @@ def GammaL1(weight: float, *, with_beta: bool = False, normalize: bool = True) -
     ``with_beta`` groups each γ with its β, :math:`\sqrt{\gamma^2 + |\beta|^2}`, so that a neuron that goes takes its
     constant with it.
     """
-    return Penalty((_Term("GammaL1 with_beta=True" if with_beta else "GammaL1", _checked(weight), normalize),))
+    return Penalty((_Term("GammaL1 with_beta=True" if with_beta else "GammaL1", float(weight), normalize),))

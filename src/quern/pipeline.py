@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from quern import io
-from quern._intervals import wilson
+from quern import io, schema
 from quern.bench import time_onnx
 from quern.compact import plan
 from quern.data import Images, ImageSet
@@ -35,12 +34,13 @@ from quern.distributed import Team
 from quern.environment import facts
 from quern.errors import Stopped, TrainingError
 from quern.export import check_onnx, to_onnx
-from quern.files import write_text
+from quern.files import claimed, sweep, write_text
 from quern.penalties import GammaL1, Penalty
+from quern.records import Begun, Chance, Network
 from quern.samples import samples
 from quern.sparsity import measure
 from quern.steering import Budget, Steering, check_possible
-from quern.train import Loaders, Result, Settings, Source, Watcher, evaluate, find_device, fit, source
+from quern.train import NAMES, Loaders, Result, Settings, Source, Watcher, evaluate, find_device, fit, source
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -49,23 +49,6 @@ __all__ = ["Budget", "Chance", "Comparison", "Compressed", "Network", "Verdict",
 
 Tell = Callable[[str], None]
 TRIAL = 4  # one in so many images is enough to see how a network would heal
-
-
-@dataclass(frozen=True)
-class Network:
-    """One column of the table. ``bytes`` are those of its ``.safetensors`` file, ``macs`` real multiply-adds for one
-    input, ``latency_ms`` the median time of onnxruntime for one input on one thread, ``seconds`` how long it was
-    trained."""
-
-    test_accuracy: float
-    val_accuracy: float
-    neurons: int
-    parameters: int
-    bytes: int
-    onnx_bytes: int
-    macs: int
-    latency_ms: float
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -84,18 +67,6 @@ class Verdict:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:.2f}"
-
-
-@dataclass(frozen=True)
-class Chance:
-    """What there is to beat without looking at the input: the share of the largest class among so many test inputs."""
-
-    largest_class: float
-    inputs: int
-
-    def interval(self, accuracy: float) -> tuple[float, float]:
-        """Where an accuracy on these inputs lies, with 95 % certainty."""
-        return wilson(accuracy, self.inputs)
 
 
 @dataclass(frozen=True)
@@ -288,11 +259,7 @@ class _Job:
         folder = self.out / name
         if not (self.resume and (folder / "result.json").exists() and (folder / "model.safetensors").exists()):
             return None
-        try:
-            result = Result.from_dict(json.loads((folder / "result.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as reason:
-            said = f"{folder / 'result.json'} is damaged ({reason}): remove {folder} to do it again."
-            raise TrainingError(said) from reason
+        result = schema.read(folder / "result.json", Result, "the result of a run", f"remove {folder} to do it again")
         self.tell(f"the {name} network is there")
         return io.load(folder / "model.safetensors", model).to(self.batches.example.device), result
 
@@ -315,6 +282,8 @@ def _stages(
     }
     _check(model, small_settings, budget, job.batches)
     _open(job.out, settings, about, job.resume)
+    if job.resume:
+        _sweep(job.out)
     dense, dense_result = _train_dense(job, model, dense_settings)
     _export(job, "dense", dense)
     small, small_result = _grind(job, dense, dense_result, small_settings, budget)
@@ -434,14 +403,18 @@ def _open(out: Path, settings: dict[str, Any], about: dict[str, Any], resume: bo
         return
     if not resume:
         raise TrainingError(f"{out} already holds a run: go on with resume, or choose another folder.")
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))["settings"]
-    except (OSError, ValueError, KeyError, TypeError) as reason:
-        raise TrainingError(
-            f"{path} does not hold the settings of a run ({reason}): choose another folder."
-        ) from reason
-    if before != json.loads(json.dumps(settings)):
+    before = schema.read(path, Begun, "the settings of a run of quern compress", "choose another folder")
+    if before["settings"] != json.loads(json.dumps(settings)):
         raise TrainingError(f"{out} was begun with other settings: see {path}, or choose another folder.")
+
+
+def _sweep(out: Path) -> None:
+    """Remove what a killed run left in a folder and in those of its stages, where nobody is at work."""
+    for folder in (out, out / "dense", out / "small"):
+        if folder.is_dir():
+            with claimed(folder) as ours:
+                if ours:
+                    sweep(folder, (*NAMES, "record.json", "samples.json", "report.html"))
 
 
 def _export(job: _Job, name: str, network: nn.Module) -> None:

@@ -1,6 +1,7 @@
 """Telling a user how a training goes: a bar on a terminal, plain lines elsewhere, event files for TensorBoard."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,14 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-def summary(line: dict[str, Any], total: int) -> str:
+def summary(line: Mapping[str, Any], total: int) -> str:
     """One epoch of a history in one line."""
+    parameters = f"{line['parameters']:,} parameters  " if "parameters" in line else ""  # older histories lack them
     return (
         f"epoch {line['epoch']:>{len(str(total))}}/{total} {line['phase']:<6}  loss {line['loss']:.4f}  "
         f"val {line['val_accuracy']:.2%}  zero: components {line['component_sparsity']:.1%}, "
         f"quaternions {line['quaternion_sparsity']:.1%}, neurons {line['neuron_sparsity']:.1%}  "
-        f"{line['parameters']:,} parameters  {line['seconds']:.1f} s"
+        f"{parameters}{line['seconds']:.1f} s"
     )
 
 

@@ -21,6 +21,7 @@ from quern.graph import REAL_CONVOLUTIONS
 from quern.liveness import liveness
 from quern.nn._conv import _QConvolution
 from quern.nn._recurrent import _QRecurrent
+from quern.schema import Count, check
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -38,13 +39,13 @@ class LayerSparsity:
 
     name: str
     kind: str
-    quaternions: int
-    zero_components: int
-    zero_quaternions: int
-    neurons: int
-    dead_neurons: int
-    macs: int | None
-    nonzero_macs: int | None
+    quaternions: Count
+    zero_components: Count
+    zero_quaternions: Count
+    neurons: Count
+    dead_neurons: Count
+    macs: Count | None
+    nonzero_macs: Count | None
 
     @property
     def component_sparsity(self) -> float:
@@ -74,11 +75,11 @@ class Sparsity:
     """
 
     layers: tuple[LayerSparsity, ...]
-    parameters: int
-    nonzero_parameters: int
-    bytes: int
-    macs: int | None
-    nonzero_macs: int | None
+    parameters: Count
+    nonzero_parameters: Count
+    bytes: Count
+    macs: Count | None
+    nonzero_macs: Count | None
     tol: float
     notes: tuple[str, ...] = field(default=())
 
@@ -133,12 +134,9 @@ class Sparsity:
         return json.dumps(self.to_dict())
 
     @staticmethod
-    def from_dict(found: dict[str, Any]) -> "Sparsity":
-        """The reverse of :meth:`to_dict`."""
-        fields = LayerSparsity.__dataclass_fields__
-        layers = tuple(LayerSparsity(**{k: v for k, v in layer.items() if k in fields}) for layer in found["layers"])
-        own = {k: v for k, v in found.items() if k in Sparsity.__dataclass_fields__ and k != "layers"}
-        return Sparsity(**{**own, "notes": tuple(own["notes"])}, layers=layers)
+    def from_dict(found: Any) -> "Sparsity":
+        """The reverse of :meth:`to_dict`; ValueError for anything else."""
+        return check(found, Sparsity)
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
         from rich.table import Table

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from quern.nn import batch_norms
 from quern.nn._conv import _QConvolution
 from quern.nn._norm import _QBatchNorm
 from quern.penalties import Penalty
+from quern.schema import Between, Count, Positive, Share, check
 from quern.sparsity import measure
 from quern.train import MILESTONES, Grinding
 
@@ -44,10 +45,24 @@ MARGIN = 1.05  # by how much a network must be faster than asked for, as times a
 class Size:
     """How large a network is without what died: the numbers that budgets are about."""
 
-    neurons: int
-    parameters: int
-    bytes: int
-    macs: int
+    neurons: Count
+    parameters: Annotated[int, Between(1.0, 1e15)]
+    bytes: Count
+    macs: Count
+
+
+class _Tried(TypedDict):
+    parameters: Count
+    accuracy: Share
+
+
+class _Memory(TypedDict):
+    """What is remembered from milestone to milestone."""
+
+    dense: Size
+    macs_ratio: Positive | None
+    trials: list[_Tried]
+    steps: NotRequired[Annotated[float, Between(1e-13, 1e13)]]
 
 
 @dataclass(frozen=True)
@@ -140,13 +155,26 @@ class Steering:
         found = self.size(now.model)
         if found is None:
             return None
-        if not now.memory:
+        if now.memory:
+            self._check(now.memory)
+        else:
             now.memory.update(dense=asdict(found), macs_ratio=self.budget.min_speedup, trials=[])
         steps = self._steps(now, self._goal(now.memory, now.milestone))
         if steps == 0:
             return None
         with now.optimizer.ahead(steps):
             return plan(now.model, self.example)
+
+    def _check(self, memory: dict[str, Any]) -> None:
+        """Memories come from a file where a training goes on."""
+        try:
+            found = check(memory, _Memory)
+            if self.budget.min_speedup is not None and (not found["dense"].macs or found["macs_ratio"] is None):
+                raise ValueError("there is nothing to be faster than")
+        except ValueError as reason:
+            raise TrainingError(
+                f"the checkpoint does not say how λ was steered so far ({reason}): begin again."
+            ) from reason
 
     def strength(self, now: Grinding) -> float | None:
         """The λ that would lead to the next milestone; 0 for a network that died, which comes back without it."""

@@ -30,17 +30,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import torch
 
-from quern import data
+from quern import data, schema
 from quern.data import Images, ImageSet
 from quern.environment import facts
-from quern.errors import Diverged, RecordError, Stopped
+from quern.errors import Diverged, QuernError, RecordError, Stopped
 from quern.experiments import build, read_lambdas, settings_of
-from quern.files import write_text
-from quern.records import METHODS, Run, read_json, reading, without_penalty
+from quern.records import METHODS, Environment, Family, Method, Run, TrialRow, Trials, keep, without_penalty
+from quern.schema import Between, Count, Positive, Share, check, opened, parse, plain
 from quern.sparsity import measure
 from quern.train import fit
 
@@ -76,15 +76,15 @@ SHORT = {
 class Trial:
     """One λ, and what came of it on validation images; ``weight`` is None for the trial without penalty."""
 
-    family: str
-    method: str
-    weight: float | None
-    val_accuracy: float
-    component_sparsity: float
-    quaternion_sparsity: float
-    neuron_sparsity: float
-    nonzero_parameters: int
-    environment: dict[str, Any] = field(default_factory=dict, compare=False)
+    family: Family
+    method: Method
+    weight: Positive | None
+    val_accuracy: Share
+    component_sparsity: Share
+    quaternion_sparsity: Share
+    neuron_sparsity: Share
+    nonzero_parameters: Count
+    environment: Environment = field(default_factory=dict, compare=False)
 
     @property
     def sparsity(self) -> float:
@@ -169,17 +169,18 @@ def _study(
 
     name = f"{run.name}-{short.images}x{short.batch}"
     low, high = weights or (1.0, 1.0)
-    study = _open(storage, name)
+    with _sentence(storage):
+        study = _open(storage, name)
     told = False
     while True:
         with _turn(storage):
             done, busy = _states(study)
             if len(done) >= count:
-                return [Trial(**trial.user_attrs["found"]) for trial in done[:count]]
+                return done[:count]
             trial = weight = None
             if len(done) + len(busy) < count:
                 if weights:
-                    good = {t.params["lambda"]: t.values[0] >= floor for t in done}
+                    good = {t.weight: t.val_accuracy >= floor for t in done if t.weight is not None}
                     # What another process is at may turn out either way.
                     good |= {t.params["lambda"]: False for t in busy if "lambda" in t.params}
                     study.enqueue_trial({"lambda": next_weight(good, low, high, (count + 1) // 2)})
@@ -203,28 +204,62 @@ def _study(
                 said = f"finished trials are in {storage}, and the same command goes on."
                 raise Stopped(f"stopped by {signal.Signals(reason.signal).name}: {said}", reason.signal) from None
             raise
-        study.tell(trial, (found.val_accuracy, found.sparsity))
+        with _sentence(storage):
+            study.tell(trial, (found.val_accuracy, found.sparsity))
 
 
 def _open(storage: Path, name: str) -> "Study":
     import optuna
     from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
+    from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage.parent.mkdir(parents=True, exist_ok=True)
+    lock = JournalFileSymlinkLock(str(storage))
+    if storage.exists():
+        lock.acquire()  # nobody appends meanwhile
+        try:
+            _mend(storage)
+        finally:
+            lock.release()
+    journal = JournalStorage(JournalFileBackend(str(storage), lock))
+    return optuna.create_study(
+        storage=journal, study_name=name, directions=["maximize", "maximize"], load_if_exists=True
+    )
+
+
+class _Entry(TypedDict):
+    """A line of a journal, as far as all of them are alike."""
+
+    op_code: Annotated[int, Between(0.0, 10.0)]
+    worker_id: str
+
+
+def _mend(storage: Path) -> None:
+    """Cut off the half line that a killed process left at the end of a journal; ValueError if it is none. A file that
+    never was a journal is left as it is: Optuna would append to one with a single line."""
+    with opened(storage, "a journal of Optuna") as (file, _):
+        content = file.read()
+    *lines, rest = content.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        check(parse(line, nan=True), _Entry, f"line {number}")
+    start = b'{"op_code":'
+    if not (rest.startswith(start) or start.startswith(rest)):
+        raise ValueError(f"line {len(lines) + 1} is none of a journal")
+    if rest:
+        os.truncate(storage, len(content) - len(rest))
+
+
+@contextmanager
+def _sentence(storage: Path) -> Iterator[None]:
+    """One sentence for whatever is wrong with a journal: Optuna fails in as many ways as there are."""
     try:
-        storage.parent.mkdir(parents=True, exist_ok=True)
-        if storage.exists() and storage.stat().st_size:  # Optuna would append to a file with a single line
-            with storage.open(encoding="utf-8") as lines:
-                json.loads(next(lines))["op_code"]
-        journal = JournalStorage(JournalFileBackend(str(storage)))
-        return optuna.create_study(
-            storage=journal, study_name=name, directions=["maximize", "maximize"], load_if_exists=True
-        )
-    except (OSError, ValueError, KeyError, TypeError) as reason:
-        raise RecordError(
-            f"{storage} does not hold studies of Optuna: choose another --storage ({reason})."
-        ) from reason
+        yield
+    except QuernError:
+        raise
+    except Exception as reason:
+        said = schema.short(reason) or type(reason).__name__
+        raise RecordError(f"{storage} does not hold studies of Optuna ({said}): choose another --storage.") from reason
 
 
 @contextmanager
@@ -235,12 +270,13 @@ def _turn(storage: Path) -> Iterator[None]:
     lock = JournalFileOpenLock(f"{storage}.turn")
     lock.acquire()
     try:
-        yield
+        with _sentence(storage):
+            yield
     finally:
         lock.release()
 
 
-def _states(study: "Study") -> "tuple[list[FrozenTrial], list[FrozenTrial]]":
+def _states(study: "Study") -> "tuple[list[Trial], list[FrozenTrial]]":
     """The trials that are done, and those that a process is at; those of a process that is gone have failed."""
     from optuna.trial import TrialState
 
@@ -248,17 +284,25 @@ def _states(study: "Study") -> "tuple[list[FrozenTrial], list[FrozenTrial]]":
     for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING)):
         process = trial.user_attrs.get("process")
         if trial.state == TrialState.COMPLETE:
-            done.append(trial)
-        elif process is not None and _lives(*process):
+            done.append(check(plain(trial.user_attrs.get("found")), Trial, f"trial {trial.number}"))
+        elif process is not None and _lives(process):
             busy.append(trial)
         elif process is not None:
             study.tell(trial.number, state=TrialState.FAIL)
     return done, busy
 
 
-def _lives(host: str, process: int) -> bool:
-    """Whether a process is there; those of other machines are, for all we know. This one is at no trial when it asks:
-    one that has its number died before it, as in a container that was started again."""
+def _lives(process: Any) -> bool:
+    """Whether a process, given as its machine and its number, is there; those of other machines are, for all we know.
+    This one is at no trial when it asks: one that has its number died before it, as in a container that was started
+    again."""
+    match process:
+        case [str(host), int(number)] if 0 < number < 1 << 31:
+            return _is_running(host, number)
+    return False
+
+
+def _is_running(host: str, process: int) -> bool:
     if host != socket.gethostname() or os.name != "posix":
         return True
     if process == os.getpid():
@@ -274,7 +318,7 @@ def _lives(host: str, process: int) -> bool:
 
 def _process(trial: "FrozenTrial") -> str:
     host, process = trial.user_attrs["process"]
-    return f"process {process} on {host}"
+    return f"process {process} on {schema.visible(host)}"
 
 
 def next_weight(good: Mapping[float, bool], low: float, high: float, first: int) -> float:
@@ -315,8 +359,7 @@ def write_lambdas(path: Path, dataset: str, trials: Sequence[Trial]) -> None:
         for family, weights in families.items():
             lines.append(f"\n[{name}.{family}]\n")
             lines += [f"{method} = {weight}\n" for method, weight in weights.items()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, "".join(lines))
+    keep(path, "".join(lines))
 
 
 def write_trials(results: Path, dataset: str, trials: Sequence[Trial], short: Short) -> Path:
@@ -325,19 +368,17 @@ def write_trials(results: Path, dataset: str, trials: Sequence[Trial], short: Sh
     path = results / dataset / "tuning.json"
     picked = {id(trial) for trial in chosen(trials).values()}  # one of several that are equal
     mine = {(t.family, t.method) for t in trials}
-    rows = [row for kind, row in read_trials(path) if kind not in mine]
+    rows: list[Mapping[str, Any]] = [row for kind, row in read_trials(path) if kind not in mine]
     for trial in trials:
         row = asdict(trial)
         rows.append({"lambda": row.pop("weight"), **row, "chosen": id(trial) in picked, "trained": asdict(short)})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps({"dataset": dataset, "trials": rows}, indent=1) + "\n")
+    keep(path, json.dumps({"dataset": dataset, "trials": rows}, indent=1) + "\n")
     return path
 
 
-def read_trials(path: Path) -> list[tuple[tuple[str, str], dict[str, Any]]]:
+def read_trials(path: Path) -> list[tuple[tuple[str, str], TrialRow]]:
     """What :func:`write_trials` wrote to a file, if it is there: the family, the method, and the row of every trial."""
     if not path.exists():
         return []
-    rows = read_json(path, "trials of quern tune", ["trials"])["trials"]
-    with reading(path, "trials of quern tune"):
-        return [((row["family"], row["method"]), row) for row in rows]
+    rows = schema.read(path, Trials, "trials of quern tune", "mend it, or remove it and tune again")["trials"]
+    return [((row["family"], row["method"]), row) for row in rows]

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quern import schema
 from quern.cli import _train
 from quern.cli._console import err_console, out_console, say
 from quern.cli._folder import is_compressed
 from quern.cli._models import network_file
 from quern.cli._train import DATASET_HELP, DataDir, Dropout, ImageSize, Json, Names, Norm, Quiet
 from quern.errors import TrainingError
+from quern.records import CompressConfig
 
 if TYPE_CHECKING:
     from quern.data import ImageSet
@@ -106,7 +108,8 @@ def compress(
 ) -> None:
     """Train a network, make it small within a budget, export it, and compare it with the dense one."""
     if resume:
-        config = _train.resumed(out, {name for name in context.params if _train.explicit(context, name)}, _CONFIG)
+        path = _train.resumed(out, {name for name in context.params if _train.explicit(context, name)})
+        config = dict(schema.read(path, CompressConfig, "a run of quern compress", "restore it, or begin again"))
     else:
         given = context.params
         stages = {name: given[name] for name in _OF_STAGES if given[name] is not None}
@@ -128,10 +131,6 @@ def compress(
                 raise TrainingError("--start has a trained network: leave out --epochs, --model, --norm and --dropout.")
             config["stages"]["epochs"] = 0
     _compress(config, out, resume, quiet, json_)
-
-
-_CONFIG = ("command", "dataset", "data_dir", "image_size", "model", "start", "options", "threads", "penalty", "budget")
-_CONFIG += ("stages", "sums")
 
 
 def _penalty(names: list[str] | None, weights: list[float] | None, budget: bool) -> list[dict[str, Any]] | None:
@@ -176,9 +175,10 @@ def _compress(config: dict[str, Any], out: Path, resume: bool, quiet: bool, json
     from quern.train import Settings
 
     _train.set_threads(config["threads"])
-    Budget(**config["budget"])  # before any download, as are the settings
+    path = out / "config.json" if resume else None
+    budget = schema.checked(path, config["budget"], Budget, "a budget")  # before any download, as are the settings
     epochs = config["stages"]["epochs"] + config["stages"]["grind"]
-    Settings(**{**{name: value for name, value in config["stages"].items() if name != "grind"}, "epochs": epochs})
+    Settings.from_dict({**config["stages"], "epochs": epochs, "penalty": config["penalty"]}, path)
     if not resume and (out / "config.json").exists():
         raise TrainingError(f"{out} already holds a run: go on with --resume, or choose another folder.")
     images = _train.images_of(config, out, resume, quiet)
@@ -203,7 +203,7 @@ def _compress(config: dict[str, Any], out: Path, resume: bool, quiet: bool, json
         network,
         images,
         penalty=None if config["penalty"] is None else Penalty.from_list(config["penalty"]),
-        **config["budget"],
+        **budget.to_dict(),
         **stages,
         out=out,
         resume=resume,

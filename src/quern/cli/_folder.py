@@ -1,39 +1,38 @@
 """What the folder of a run says of itself, and whether a file can be written."""
 
-import json
 import shlex
 from pathlib import Path
-from typing import Any
 
-from quern.errors import QuernError
+from quern import schema
+from quern.errors import QuernError, RecordError
 from quern.files import check_target
+from quern.records import Begun
 
-__all__ = ["check_out", "how_to_go_on", "is_compressed", "written"]
+__all__ = ["begun", "check_out", "how_to_go_on", "is_compressed"]
 
 
 def is_compressed(run: Path) -> bool:
     """Whether a folder is a run of ``quern compress`` or ``quern.compress``, or the record of one, and not a run of
     ``quern train``."""
-    return "budget" in (written(run).get("settings") or {})
+    return begun(run) is not None
 
 
 def how_to_go_on(run: Path) -> str:
     """The command that goes on with what is in a folder."""
-    if is_compressed(run) and "stages" not in written(run):
+    about = begun(run)
+    if about is not None and "stages" not in about:
         return "quern.compress(..., resume=True)"
-    return f"quern {'compress' if is_compressed(run) else 'train'} --resume --out {shlex.quote(str(run))}"
+    return f"quern {'train' if about is None else 'compress'} --resume --out {shlex.quote(str(run))}"
 
 
-def written(run: Path) -> dict[str, Any]:
-    """What a folder says of itself, if it does."""
+def begun(run: Path) -> Begun | None:
+    """What a run of ``quern compress`` says of itself; None if the folder is not one, or does not say so."""
     for name in ("config.json", "record.json"):
         try:
-            found = json.loads((run / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return schema.read(run / name, Begun, "a run of quern compress")
+        except RecordError:
             continue
-        if isinstance(found, dict) and isinstance(found.get("settings"), dict):
-            return found
-    return {}
+    return None
 
 
 def check_out(path: Path) -> None:

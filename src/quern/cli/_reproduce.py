@@ -1,6 +1,7 @@
 """``quern reproduce``."""
 
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -145,7 +146,7 @@ def _perform(tasks: "list[Task]", results: Path, work: Path, options: dict[str, 
     from quern.experiments import board, percent, perform_all
     from quern.progress import clock
 
-    done = {task.run.name: task.record for task in tasks if task.record is not None}
+    done: dict[str, Mapping[str, Any]] = {t.run.name: t.record for t in tasks if t.record is not None}
     failed: list[str] = []
     started = time.monotonic()
     live = Live(

@@ -1,18 +1,17 @@
 """``quern show``."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from quern import schema
 from quern.cli._console import out_console, say
-from quern.cli._folder import how_to_go_on, is_compressed, written
-from quern.cli._train import CONFIG, phases, print_result
+from quern.cli._folder import begun, how_to_go_on
+from quern.cli._train import phases, print_result
 from quern.errors import TrainingError
-from quern.records import read_json, reading
-
-_RESULT = ("history", "best_epoch", "val_accuracy", "test_accuracy", "test_loss", "sparsity", "seconds")
+from quern.records import Begun, Environment, Epoch, TrainConfig, read_compression
+from quern.schema import visible
 
 
 def show(
@@ -22,66 +21,63 @@ def show(
     """Print what a run was, and what it reached."""
     if run.is_file():
         raise TrainingError(f"{run} is a file: give the folder of a run.")
-    if is_compressed(run):
-        _show_compressed(run, history)
+    if (about := begun(run)) is not None:
+        _show_compressed(run, about, history)
         return
-    config = read_json(run / "config.json", "a run of quern train", CONFIG)
+    path = run / "config.json"
+    config = schema.read(path, TrainConfig, "a run of quern train", "restore it, or train again")
     from quern.progress import clock, summary
     from quern.train import Result, Settings
 
-    settings, result = Settings.from_dict(config["settings"]), None
+    settings, result = Settings.from_dict(config["settings"], path), None
     if (run / "result.json").exists():
-        result = Result.from_dict(read_json(run / "result.json", "a result", _RESULT))
+        result = schema.read(run / "result.json", Result, "the result of a run", "remove it, and go on with --resume")
     lines = _history(run) if result is None else list(result.history)
-    facts = config.get("environment") or {}
-    say(str(config["command"]))
-    say(f"{config['dataset']}, seed {settings.seed}: {phases(settings)}")
-    say(", ".join(f"{name} {value}" for name, value in facts.items()))
-    for line in lines if history else []:
-        say(summary(line, settings.total))
+    said = [summary(line, settings.total) for line in lines]
+    say(visible(config["command"]))
+    say(f"{visible(config['dataset'])}, seed {settings.seed}: {phases(settings)}")
+    _say_facts(config.get("environment", {}))
+    for line in said if history else []:
+        say(line)
     if result is not None:
         say(f"{len(lines)} epochs in {clock(result.seconds)}")
         print_result(result, settings, out_console)
         return
-    if lines and not history:
-        say(summary(lines[-1], settings.total))
+    if said and not history:
+        say(said[-1])
     say(f"not finished; go on with: {how_to_go_on(run)}")
 
 
-def _history(run: Path) -> list[dict[str, Any]]:
-    """The epochs of a training so far, each fit to be printed."""
-    from quern.progress import summary
+def _say_facts(environment: Environment) -> None:
+    say(", ".join(f"{name} {value}" for name, value in environment.items()))
 
+
+def _history(run: Path) -> list[Epoch]:
+    """The epochs of a training so far."""
     path = run / "history.jsonl"
     if not path.exists():
         return []
-    with reading(path, "the history of a run"):
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        _ = [summary(line, len(lines)) for line in lines]
-    return lines
+    return schema.read_lines(path, Epoch, "the history of a run", "remove it, and go on with --resume")
 
 
-def _show_compressed(run: Path, history: bool) -> None:
-    from quern.pipeline import Budget, Chance, Comparison, Network
+def _show_compressed(run: Path, about: Begun, history: bool) -> None:
+    from quern.pipeline import Budget, Comparison
     from quern.progress import summary
     from quern.train import Settings
 
-    path, about, record = run / "record.json", written(run), None
-    if path.exists():
-        record = read_json(path, "a run of quern compress", ("dense", "small", "settings", "history"))
-    found, said = None, []
-    with reading(path if record else run / "config.json", "a run of quern compress"):
-        if record:
-            networks = (Network(**record["dense"]), Network(**record["small"]))
-            chance = record.get("chance")
-            found = Comparison(*networks, Budget(**record["settings"]["budget"]), chance and Chance(**chance))
-        for stage in ("dense", "small"):
-            lines = record["history"][stage] if record else _history(run / stage)
-            total = Settings.from_dict(about["settings"][stage]).total if lines else 0
-            said += [f"{stage}: {summary(line, total)}" for line in lines]
+    path, found, said = run / "record.json", None, []
+    record = read_compression(path) if path.exists() else None
+    settings = about["settings"] if record is None else record["settings"]
+    if record is not None:
+        budget = schema.checked(path, settings["budget"], Budget, "a budget")
+        found = Comparison(record["dense"], record["small"], budget, record.get("chance"))
+    for stage in ("dense", "small"):
+        lines = _history(run / stage) if record is None else record["history"][stage]
+        total = Settings.from_dict(settings[stage], path if record else run / "config.json").total if lines else 0
+        said += [f"{stage}: {summary(line, total)}" for line in lines]
     if "command" in about:
-        say(str(about["command"]))
-    say(", ".join(f"{name} {value}" for name, value in (about.get("environment") or {}).items()))
+        say(visible(about["command"]))
+    _say_facts(about.get("environment", {}))
     for line in said if history else said[-1:] if not found else []:
         say(line)
     if found:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from quern import schema
 from quern.cli._console import Fetching, err_console, out_console, say
 from quern.cli._folder import how_to_go_on, is_compressed
 from quern.errors import TrainingError
-from quern.records import check_writable, read_json
+from quern.records import TrainConfig, check_writable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -109,7 +110,10 @@ def train(
 ) -> None:
     """Train a network, to exact zeros if there is a penalty."""
     if resume:
-        config = resumed(out, {name for name in context.params if explicit(context, name)}, CONFIG)
+        path = resumed(out, {name for name in context.params if explicit(context, name)})
+        if is_compressed(path.parent):
+            raise TrainingError(f"{out} is a run of quern compress: go on with {how_to_go_on(path.parent)}.")
+        config = dict(schema.read(path, TrainConfig, "the settings of a run", "restore it, or begin again"))
     else:
         config = {
             "command": shlex.join(["quern", *sys.argv[1:]]),
@@ -152,20 +156,15 @@ def explicit(context: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def resumed(out: Path | None, given: set[str], keys: tuple[str, ...]) -> dict[str, Any]:
-    """The settings that a run was begun with; ``given`` are the options of the command that goes on with it."""
+def resumed(out: Path | None, given: set[str]) -> Path:
+    """The file with the settings that a run was begun with; ``given`` are the options of the command that goes on with
+    it."""
     if out is None:
         raise TrainingError("--resume needs the folder of the run: say --out FOLDER.")
     if extra := sorted(given - _ALLOWED_ON_RESUME):
         options = ", ".join(f"--{name.strip('_').replace('_', '-')}" for name in extra)
         raise TrainingError(f"a run goes on with its own settings: leave out {options}.")
-    found = read_json(out / "config.json", "the settings of a run", keys)
-    if "stages" not in keys and is_compressed(out):
-        raise TrainingError(f"{out} is a run of quern compress: go on with {how_to_go_on(out)}.")
-    return found
-
-
-CONFIG = ("command", "dataset", "data_dir", "image_size", "model", "options", "threads", "settings", "sums")
+    return out / "config.json"
 
 
 def penalty_terms(
@@ -206,13 +205,14 @@ def _train(config: dict[str, Any], out: Path | None, resume: bool, tensorboard: 
 
     set_threads(config["threads"])
     leads = os.environ.get("RANK", "0") == "0"
-    train.Settings.from_dict({**config["settings"], "batch": config["settings"]["batch"] or 1})  # before any download
+    asked, path = config["settings"], out / "config.json" if resume and out else None
+    train.Settings.from_dict(asked if asked.get("batch") else {**asked, "batch": 1}, path)  # before any download
     if leads and not resume and out is not None and ((out / "last.safetensors").exists() or is_compressed(out)):
         raise TrainingError(f"{out} already holds a run: go on with --resume, or choose another folder.")
     images = images_of(config, out, resume, quiet or not leads)
-    if config["settings"]["batch"] is None:
-        config["settings"]["batch"] = min(64 if images.name == "digits" else 400, len(images.train))
-    settings = train.Settings.from_dict(config["settings"])
+    if asked.get("batch") is None:
+        asked["batch"] = min(64 if images.name == "digits" else 400, len(images.train))
+    settings = train.Settings.from_dict(asked, path)
     torch.manual_seed(settings.seed)
     network = build(config, images)
     if settings.penalty is not None:

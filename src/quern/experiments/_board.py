@@ -1,7 +1,7 @@
 """The table that is seen while runs are done: a row per data set, family and method."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -10,7 +10,7 @@ from quern.experiments._pool import MEASURES, Task, percent
 from quern.records import DATASETS, METHODS, PAPER
 
 
-def board(tasks: Sequence[Task], done: dict[str, dict[str, Any]]) -> Table:
+def board(tasks: Sequence[Task], done: Mapping[str, Mapping[str, Any]]) -> Table:
     """Means over the seeds that are done, and how far the others are; ``done`` has records by the name of the run."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("data", "family", "method"):

@@ -1,6 +1,5 @@
 """Which runs make which table or figure, and how each of them is trained."""
 
-import math
 import tomllib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -9,8 +8,23 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quern import schema
 from quern.errors import RecordError
-from quern.records import DATASETS, FAMILIES, FIGURE2, METHODS, NEURONS, TABLE1, Run, check_known, without_penalty
+from quern.records import (
+    DATASETS,
+    FAMILIES,
+    FIGURE2,
+    METHODS,
+    NEURONS,
+    TABLE1,
+    Dataset,
+    Family,
+    Method,
+    Run,
+    check_known,
+    without_penalty,
+)
+from quern.schema import Positive
 
 if TYPE_CHECKING:
     from quern.train import Settings
@@ -79,8 +93,7 @@ def runs(
     return list(found)
 
 
-Lambdas = dict[str, dict[str, dict[str, float]]]
-_KINDS = ("data set", "family", "method")
+Lambdas = dict[Dataset, dict[Family, dict[Method, Positive]]]
 
 
 @cache
@@ -93,17 +106,7 @@ def read_lambdas(path: Path | None = None) -> Lambdas:
     that come with quern."""
     if path is None:
         return _own()
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-        named = [((a, b, c), v) for a, rest in found.items() for b, last in rest.items() for c, v in last.items()]
-        for names, value in named:
-            for name, known, what in zip(names, (DATASETS, FAMILIES, METHODS), _KINDS, strict=True):
-                check_known(name, known, what)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-                raise ValueError(f"{'.'.join(names)} is {value}, but must be a positive number")
-    except (OSError, ValueError, AttributeError, RecordError) as reason:
-        raise RecordError(f"{path} does not hold weights of penalties: {str(reason).rstrip('.')}.") from reason
-    return found
+    return schema.read(path, Lambdas, "weights of penalties", "mend it, or find them again by quern tune", toml=True)
 
 
 def lambda_of(run: Run, lambdas: Lambdas) -> float | None:

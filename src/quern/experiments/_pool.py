@@ -3,17 +3,17 @@
 import signal
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from quern import records
-from quern.errors import QuernError, RecordError, Stopped, TrainingError
+from quern.errors import QuernError, RecordError, Stopped
 from quern.experiments._plan import PROTOCOLS, Lambdas, lambda_of, settings_of
 from quern.experiments._run import perform, work_folder
-from quern.records import Run
+from quern.records import Record, Run
 from quern.train import Settings
 
 Backend = Literal["local", "dask"]
@@ -29,7 +29,7 @@ class Task:
     weight: float | None
     settings: Settings
     folder: Path
-    record: dict[str, Any] | None
+    record: Record | None
     outdated: bool = False
 
     @property
@@ -51,10 +51,7 @@ def survey(todo: Sequence[Run], results: Path, work: Path, lambdas: Lambdas) -> 
         settings = settings_of(run, weight)
         path = records.record_path(results, run)
         record = records.read_record(path) if path.exists() else None
-        outdated = record is not None and _settings(record, path) != settings
-        if record is not None and not outdated:
-            with records.reading(path, "the record of a run"):  # what is damaged is found now
-                _ = [percent(record, what) for what in MEASURES], _seconds(record)
+        outdated = record is not None and Settings.from_dict(record["settings"], path) != settings
         folder = work_folder(work, run, settings)
         found.append(Task(run, weight, settings, folder, None if outdated else record, outdated))
     return found
@@ -63,21 +60,10 @@ def survey(todo: Sequence[Run], results: Path, work: Path, lambdas: Lambdas) -> 
 MEASURES = ("test_accuracy", "component_sparsity", "quaternion_sparsity")
 
 
-def percent(record: dict[str, Any], what: str) -> float:
+def percent(record: Mapping[str, Any], what: str) -> float:
     """One of :data:`MEASURES` of a record."""
     result = record["result"]
-    return 100 * float(result[what] if what in result else result["sparsity"][what])
-
-
-def _seconds(record: dict[str, Any]) -> list[float]:
-    return [float(line["seconds"]) for line in record["history"]]
-
-
-def _settings(record: dict[str, Any], path: Path) -> Settings:
-    try:
-        return Settings.from_dict(record["settings"])
-    except TrainingError as reason:
-        raise RecordError(f"{path} cannot be read: {reason}") from reason
+    return 100 * (result[what] if what in result else result["sparsity"][what])
 
 
 def seconds_left(tasks: Sequence[Task]) -> float:
@@ -85,7 +71,7 @@ def seconds_left(tasks: Sequence[Task]) -> float:
     taken: dict[str, list[float]] = {}
     for task in tasks:
         if task.record is not None:
-            taken.setdefault(task.run.dataset, []).extend(_seconds(task.record))
+            taken.setdefault(task.run.dataset, []).extend(line["seconds"] for line in task.record["history"])
     guess = {name: sum(times) / len(times) for name, times in taken.items() if times}
     return sum(
         (task.run.epochs - task.epoch) * guess.get(task.run.dataset, PROTOCOLS[task.run.dataset].seconds)

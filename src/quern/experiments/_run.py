@@ -3,6 +3,7 @@
 import hashlib
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def perform(run: Run, settings: Settings, weight: float | None, work: Path, data
     }
 
 
-def _rounded(line: dict[str, Any]) -> dict[str, Any]:
+def _rounded(line: Mapping[str, Any]) -> dict[str, Any]:
     """A line of a history without what only matters while it runs; six digits are more than enough."""
     kept = {key: value for key, value in line.items() if key not in ("images_per_second", "peak_memory_mb")}
     return {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in kept.items()}

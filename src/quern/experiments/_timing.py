@@ -14,9 +14,8 @@ from quern import data
 from quern.environment import facts
 from quern.experiments._plan import PROTOCOLS, lambda_of, read_lambdas, settings_of
 from quern.experiments._run import build
-from quern.files import write_text
 from quern.optim import ProximalAdam
-from quern.records import TABLE1, Run
+from quern.records import TABLE1, Run, keep
 
 ROUNDS = 15
 FAMILIES = ("paper", "quern")
@@ -47,8 +46,7 @@ def time_steps(dataset: str, results: Path, data_dir: Path | None = None, rounds
     finally:
         torch.set_num_threads(threads)
     path = timing_path(results, dataset)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps({**record, "rows": _rows(times)}, indent=1) + "\n")
+    keep(path, json.dumps({**record, "rows": _rows(times)}, indent=1) + "\n")
     return path
 
 

@@ -12,23 +12,26 @@ for what it claims to hold.
 import json
 import os
 import warnings
-from io import BufferedIOBase
+from io import BufferedIOBase, BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
 from torch import Tensor, nn
 
 from quern.errors import NotFiniteWarning
 from quern.files import check_target, replacing
-from quern.io._header import FORMAT, HEADER_BYTES, checksum, plain, read_head, sealed
+from quern.io._header import FORMAT, about_of
 from quern.io._structure import compare, network_of, replay, source_of, state_of
-from quern.io._wrong import Wrong, damaged, opened, sentences, short
+from quern.io._wrong import sentences
+from quern.schema import Wrong, opened, plain, short
+from quern.tensorfile import HEADER_BYTES, check_whole, read_head, read_tensors, sealed
 
 __all__ = ["describe", "load", "replay", "save"]
+
+_WHAT = "the file of a network"
 
 
 def save(
@@ -63,7 +66,7 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
     NaN or infinity in it is said by a :class:`quern.errors.NotFiniteWarning`.
     """
     path = Path(path)
-    with sentences(path, "read"), opened(path) as (file, size):
+    with sentences(path, "read"), opened(path, _WHAT) as (file, size):
         network = _load(file, size, model)
     _warn_of_numbers(network, path)
     return network
@@ -74,8 +77,8 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     ``metrics``, ``images`` and ``parameters`` (how many numbers), with its ``bytes``. Reads the header only, so a
     damaged tensor goes unseen."""
     path = Path(path)
-    with sentences(path, "read"), opened(path) as (file, size):
-        return {**read_head(file, size).about, "bytes": size}
+    with sentences(path, "read"), opened(path, _WHAT) as (file, size):
+        return {**read_head(file, size, about_of).about, "bytes": size}
 
 
 def _warn_of_numbers(network: nn.Module, path: Path) -> None:
@@ -99,17 +102,12 @@ def _warn_of_numbers(network: nn.Module, path: Path) -> None:
 
 def _load(file: BufferedIOBase, size: int, model: nn.Module | None = None) -> nn.Module:
     """Nothing of the size of the tensors is allocated before header, checksum and network are known to agree."""
-    head = read_head(file, size)
-    if checksum(head, file) != head.sha256:
-        raise damaged("its checksum is wrong, so it was changed after it was saved")
+    head = read_head(file, size, about_of)
+    check_whole(head, file)
     network = network_of(head.about, model)
     compare(head.tensors, network, model)
-    file.seek(0)
-    content = file.read(size)
-    if len(content) < size or not content.startswith(head.raw):
-        raise damaged("it was changed while it was read")
     try:
-        _put(network, tensors_of(content))
+        _put(network, read_tensors(head, file, size))
     except (SafetensorError, RuntimeError) as reason:  # RuntimeError: how torch says that memory does not suffice
         raise Wrong(f"cannot be put into the network: {short(reason)}") from reason
     return network.eval()
@@ -173,7 +171,9 @@ def _content(model: nn.Module, metrics: dict[str, Any], images: dict[str, Any] |
         raise Wrong(f"cannot hold this network: {short(reason)}") from reason
     if int.from_bytes(content[:8], "little") > HEADER_BYTES - 128:  # the checksum comes yet
         raise Wrong(f"cannot hold this network: names, steps and metrics take more than {HEADER_BYTES >> 20} MB")
-    return sealed(content)
+    content = b"".join(sealed(content))
+    read_head(BytesIO(content), len(content), about_of)
+    return content
 
 
 def _checked(name: str, value: Any) -> Any:

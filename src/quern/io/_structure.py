@@ -10,9 +10,10 @@ from torch.nn.parameter import is_lazy
 
 from quern import compact, folding, models
 from quern.errors import FileError, QuernError
-from quern.io._header import TYPES, checked_arguments, plain
-from quern.io._wrong import Wrong, damaged, short
+from quern.io._header import checked_arguments
 from quern.origin import Origin, origin
+from quern.schema import Wrong, plain, short
+from quern.tensorfile import TYPES, damaged
 
 
 def replay(model: nn.Module, steps: Sequence[dict[str, Any]]) -> nn.Module:

@@ -1,14 +1,29 @@
 """Records as frozen dataclasses: what the tables and figures of the experiments are made from."""
 
-import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from quern import schema
 from quern.errors import RecordError
-from quern.records import DATASETS, FAMILIES, METHODS, Run, read, read_json, reading, record_path
+from quern.records import (
+    DATASETS,
+    FAMILIES,
+    METHODS,
+    Epoch,
+    LayerCounts,
+    Moduli,
+    Network,
+    Record,
+    Run,
+    Sizes,
+    Timings,
+    Trials,
+    read,
+    read_compression,
+)
+from quern.schema import visible
 
-__all__ = ["Compressed", "Found", "Group", "Layer", "Line", "Moduli", "Outcome", "Size", "Timing", "Trial", "load"]
+__all__ = ["Compressed", "Found", "Group", "Line", "Outcome", "Size", "Timing", "Trial", "load"]
 
 
 @dataclass(frozen=True)
@@ -20,25 +35,6 @@ class Line:
     quaternion: float
     neuron: float
     val_accuracy: float
-
-
-@dataclass(frozen=True)
-class Layer:
-    name: str
-    kind: str
-    quaternions: int
-    zero_quaternions: int
-    neurons: int
-    dead_neurons: int
-
-
-@dataclass(frozen=True)
-class Moduli:
-    """Counts of |w| between powers of ten, ``edges`` being the exponents, and how many are zero."""
-
-    edges: tuple[float, ...]
-    counts: tuple[int, ...]
-    zeros: int
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ class Outcome:
     quaternion: float
     nonzero_parameters: int
     history: tuple[Line, ...]
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerCounts, ...]
     moduli: Moduli
     dense: Size
     small: Size
@@ -112,10 +108,8 @@ class Compressed:
 
     name: str
     dataset: str
-    dense: Size
-    small: Size
-    dense_accuracy: float
-    small_accuracy: float
+    dense: Network
+    small: Network
     command: str
 
 
@@ -140,7 +134,7 @@ class Found:
 
 def load(folder: Path) -> Found:
     """Read all records in a folder."""
-    outcomes = [_outcome(run, record, record_path(folder, run)) for run, record in read(folder)]
+    outcomes = [_outcome(run, record) for run, record in read(folder)]
     timings, trials = {}, {}
     for dataset in DATASETS:
         if (path := folder / dataset / "table2.json").exists():
@@ -176,98 +170,65 @@ def _groups(outcomes: list[Outcome]) -> tuple[Group, ...]:
     return tuple(sorted(groups, key=lambda g: (order[g.dataset], order[g.family], list(METHODS).index(g.method))))
 
 
-def _outcome(run: Run, record: dict[str, Any], path: Path) -> Outcome:
-    with reading(path, "the record of a run"):
-        result = record["result"]
-        sparsity = result["sparsity"]
-        return Outcome(
-            run=run,
-            strength=_maybe(record["lambda"]),
-            test_accuracy=float(result["test_accuracy"]),
-            cut_accuracy=float(record["small"]["test_accuracy"]),
-            component=float(sparsity["component_sparsity"]),
-            quaternion=float(sparsity["quaternion_sparsity"]),
-            nonzero_parameters=int(sparsity["nonzero_parameters"]),
-            history=tuple(_line(line) for line in record["history"]),
-            layers=tuple(_layer(layer) for layer in sparsity["layers"]),
-            moduli=_moduli(record["moduli"]),
-            dense=_size(record["dense"]),
-            small=_size(record["small"]),
-            seconds=float(result["seconds"]),
-            environment=_pairs(record["environment"]),
-            sums=_pairs(record["sums"]),
-        )
+def _outcome(run: Run, record: Record) -> Outcome:
+    result, small = record["result"], record["small"]
+    sparsity = result["sparsity"]
+    return Outcome(
+        run=run,
+        strength=record["lambda"],
+        test_accuracy=result["test_accuracy"],
+        cut_accuracy=small["test_accuracy"],
+        component=sparsity["component_sparsity"],
+        quaternion=sparsity["quaternion_sparsity"],
+        nonzero_parameters=sparsity["nonzero_parameters"],
+        history=tuple(_line(line) for line in record["history"]),
+        layers=tuple(sparsity["layers"]),
+        moduli=record["moduli"],
+        dense=_size(record["dense"]),
+        small=_size(small),
+        seconds=result["seconds"],
+        environment=tuple((name, str(value)) for name, value in record["environment"].items()),
+        sums=tuple((visible(name), digest) for name, digest in record["sums"].items()),
+    )
 
 
-def _line(line: Any) -> Line:
-    shares = {what: float(line[f"{what}_sparsity"]) for what in ("component", "quaternion", "neuron")}
-    return Line(str(line["phase"]), **shares, val_accuracy=float(line["val_accuracy"]))
+def _line(line: Epoch) -> Line:
+    shares = (line["component_sparsity"], line["quaternion_sparsity"], line["neuron_sparsity"])
+    return Line(line["phase"], *shares, line["val_accuracy"])
 
 
-def _layer(layer: Any) -> Layer:
-    keys = ("quaternions", "zero_quaternions", "neurons", "dead_neurons")
-    return Layer(str(layer["name"]), str(layer["kind"]), **{key: int(layer[key]) for key in keys})
-
-
-def _moduli(moduli: Any) -> Moduli:
-    edges, counts = tuple(map(float, moduli["edges"])), tuple(map(int, moduli["counts"]))
-    if not counts or len(edges) != len(counts) + 1 or any(b <= a for a, b in itertools.pairwise(edges)):
-        raise ValueError(f"{len(edges)} edges do not part {len(counts)} counts of moduli")
-    return Moduli(edges, counts, int(moduli["zeros"]))
-
-
-def _size(size: Any) -> Size:
-    counts = {key: int(size[key]) for key in ("neurons", "parameters", "bytes")}
-    return Size(**counts, latency_ms=_maybe(size.get("latency_ms")), memory=_maybe(size.get("memory")))
-
-
-def _maybe(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _pairs(facts: Any) -> tuple[tuple[str, str], ...]:
-    return tuple((str(name), str(value)) for name, value in facts.items())
+def _size(size: Sizes) -> Size:
+    counts = (size["neurons"], size["parameters"], size["bytes"])
+    return Size(*counts, size.get("latency_ms"), size.get("memory"))
 
 
 def _timings(path: Path) -> tuple[Timing, ...]:
-    found = read_json(path, "times of training steps", ("rows",))
-    with reading(path, "times of training steps"):
-        return tuple(Timing(*_known(row), float(row["median_ms"]), float(row["ratio"])) for row in found["rows"])
+    found = schema.read(path, Timings, "times of training steps", "run quern reproduce table2 again")
+    return tuple(Timing(row["family"], row["method"], row["median_ms"], row["ratio"]) for row in found["rows"])
 
 
 def _trials(path: Path) -> tuple[Trial, ...]:
-    found = read_json(path, "a search for λ", ("trials",))
-    with reading(path, "a search for λ"):
-        return tuple(
-            Trial(
-                *_known(row),
-                strength=_maybe(row["lambda"]),
-                val_accuracy=float(row["val_accuracy"]),
-                quaternion=float(row["quaternion_sparsity"]),
-                nonzero_parameters=int(row["nonzero_parameters"]),
-                chosen=bool(row["chosen"]),
-            )
-            for row in found["trials"]
+    found = schema.read(path, Trials, "a search for λ", "run quern tune again")
+    return tuple(
+        Trial(
+            family=row["family"],
+            method=row["method"],
+            strength=row["lambda"],
+            val_accuracy=row["val_accuracy"],
+            quaternion=row["quaternion_sparsity"],
+            nonzero_parameters=row["nonzero_parameters"],
+            chosen=row["chosen"],
         )
-
-
-def _known(row: Any) -> tuple[str, str]:
-    family, method = row["family"], row["method"]
-    if family not in FAMILIES or method not in METHODS:
-        raise ValueError(f"there is no family {family} with a method {method}")
-    return family, method
+        for row in found["trials"]
+    )
 
 
 def _compressed(path: Path) -> Compressed:
-    record = read_json(path, "a run of quern compress", ("dense", "small"))
-    with reading(path, "a run of quern compress"):
-        dense, small = record["dense"], record["small"]
-        return Compressed(
-            name=path.parent.name,
-            dataset=str(record.get("dataset") or "–"),
-            dense=_size(dense),
-            small=_size(small),
-            dense_accuracy=float(dense["test_accuracy"]),
-            small_accuracy=float(small["test_accuracy"]),
-            command=str(record.get("command") or "–"),
-        )
+    record = read_compression(path)
+    return Compressed(
+        name=path.parent.name,
+        dataset=visible(record.get("dataset") or "–"),
+        dense=record["dense"],
+        small=record["small"],
+        command=visible(record.get("command") or "–"),
+    )

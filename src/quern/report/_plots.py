@@ -156,9 +156,10 @@ def _bars(group: Group) -> tuple[Bar, ...]:
     bars = []
     for same in zip(*(run.layers for run in group.runs), strict=False):
         one = same[0]
-        quaternions = mean([layer.quaternions - layer.zero_quaternions for layer in same])
-        neurons = mean([layer.neurons - layer.dead_neurons for layer in same])
-        bars.append(Bar(f"{one.name} {one.kind}", (quaternions, one.quaternions), (neurons, one.neurons)))
+        quaternions = mean([layer["quaternions"] - layer["zero_quaternions"] for layer in same])
+        neurons = mean([layer["neurons"] - layer["dead_neurons"] for layer in same])
+        label = f"{one['name']} {one['kind']}"
+        bars.append(Bar(label, (quaternions, one["quaternions"]), (neurons, one["neurons"])))
     return tuple(bars)
 
 

@@ -209,7 +209,7 @@ def _compressed(one: Compressed) -> tuple[Cell, ...]:
         word(DATASETS.get(one.dataset, one.dataset)),
         word(f"{one.dense.neurons:,} → {one.small.neurons:,}"),
         word(f"{one.dense.parameters:,} → {one.small.parameters:,}"),
-        word(f"{100 * one.dense_accuracy:.2f} → {100 * one.small_accuracy:.2f}"),
+        word(f"{100 * one.dense.test_accuracy:.2f} → {100 * one.small.test_accuracy:.2f}"),
         ratio(one.dense.bytes, one.small.bytes),
         ratio(one.dense.latency_ms, one.small.latency_ms),
         word(one.command),

@@ -1,14 +1,15 @@
 """The page of one run of ``quern compress``: its record, and samples if there are any, as plain values."""
 
-import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quern.records import DATASETS, read_json, reading
+from quern import schema
+from quern.records import DATASETS, Compression, Epoch, Histories, Network, SampleRow, Samples, read_compression
 from quern.report._figures import Curves, Figure, Line
 from quern.report._tables import Cell, Table, amount, number, ratio, word
+from quern.schema import visible
 
 __all__ = ["RunPage", "compared", "read_run"]
 
@@ -80,60 +81,60 @@ class RunPage:
 
 def read_run(folder: Path) -> RunPage:
     """The page of a run in ``folder``; parts that its record does not have are empty."""
-    path = folder / "record.json"
-    record = read_json(path, "a run of quern compress", ("dense", "small", "settings", "history", "layers"))
-    with reading(path, "a run of quern compress"):
-        curves = _curves(record["history"], record["dense"])
-        limits = tuple(
-            Limit(str(a["what"]), amount(a["limit"]), amount(a["value"]), bool(a["met"]))
-            for a in record.get("budget") or ()
-        )
-        layers = tuple(
-            Layer(str(a["name"]), str(a["kind"]), int(a["dense"]), int(a["small"])) for a in record["layers"]
-        )
-        table = compared(record["dense"], record["small"])
-        title, summary = _title(record), _summary(record["dense"], record["small"])
-        command = None if record.get("command") is None else str(record["command"])
-        facts = _facts(record)
-    return RunPage(title, summary, table, limits, layers, curves, _samples(folder / "samples.json"), command, facts)
+    record = read_compression(folder / "record.json")
+    dense, small, command = record["dense"], record["small"], record.get("command")
+    return RunPage(
+        title=_title(record),
+        summary=_summary(dense, small),
+        table=compared(dense, small),
+        limits=tuple(
+            Limit(a["what"], amount(a["limit"]), amount(a["value"]), a["met"]) for a in record.get("budget", ())
+        ),
+        layers=tuple(Layer(**layer) for layer in record["layers"]),
+        curves=_curves(record["history"], dense),
+        samples=_samples(folder / "samples.json"),
+        command=None if command is None else visible(command),
+        facts=_facts(record),
+    )
 
 
-def compared(dense: Any, small: Any) -> Table:
+def compared(dense: Network, small: Network) -> Table:
     """Both networks next to each other."""
-    points = 100 * (small["test_accuracy"] - dense["test_accuracy"])
-    accuracies = [100 * n["test_accuracy"] for n in (dense, small)]
+    points = 100 * (small.test_accuracy - dense.test_accuracy)
+    accuracies = [100 * n.test_accuracy for n in (dense, small)]
     first = (
         word("test accuracy"),
         *(Cell(f"{value:.2f} %", value) for value in accuracies),
         Cell(f"{points:+.2f} points", points),
     )
-    rows = [
-        (word(name), number(dense[key], digits), number(small[key], digits), ratio(dense[key], small[key]))
-        for key, name, digits in ROWS
-        if key in dense and key in small
-    ]
+    rows = []
+    for key, name, digits in ROWS:
+        before, after = getattr(dense, key), getattr(small, key)
+        rows.append((word(name), number(before, digits), number(after, digits), ratio(before, after)))
     return Table("compared", "Dense and compacted", ("what", "dense", "compacted", "ratio"), (first, *rows))
 
 
-def _title(record: dict[str, Any]) -> str:
+def _title(record: Compression) -> str:
     dataset, network = record.get("dataset"), record.get("model") or "A network"
-    name = "" if dataset is None else f" for {DATASETS.get(str(dataset), Path(str(dataset)).name)}"
-    return f"{network}{name}, made small"
+    name = "" if dataset is None else f" for {DATASETS.get(dataset, Path(dataset).name)}"
+    return visible(f"{network}{name}, made small")
 
 
-def _summary(dense: Any, small: Any) -> str:
-    points = 100 * (small["test_accuracy"] - dense["test_accuracy"])
+def _summary(dense: Network, small: Network) -> str:
+    points = 100 * (small.test_accuracy - dense.test_accuracy)
     change = f"{abs(points):.2f} points {'higher' if points >= 0 else 'lower'}"
     return (
-        f"{amount(small['neurons'])} of {amount(dense['neurons'])} neurons and {amount(small['parameters'])} of "
-        f"{amount(dense['parameters'])} parameters are left. "
-        f"Test accuracy is {100 * small['test_accuracy']:.2f}\u00a0%, {change} than that of the dense network."
+        f"{amount(small.neurons)} of {amount(dense.neurons)} neurons and {amount(small.parameters)} of "
+        f"{amount(dense.parameters)} parameters are left. "
+        f"Test accuracy is {100 * small.test_accuracy:.2f}\u00a0%, {change} than that of the dense network."
     )
 
 
-def _curves(history: Any, dense: Any) -> Figure | None:
+def _curves(history: Histories, dense: Network) -> Figure | None:
     """Accuracy, size and loss over all epochs, those of the dense network first; None without any epoch."""
-    lines = [("dense", line) for line in history["dense"]] + [(str(line["phase"]), line) for line in history["small"]]
+    lines: list[tuple[str, Epoch]] = [("dense", line) for line in history["dense"]] + [
+        (line["phase"], line) for line in history["small"]
+    ]
     if not lines:
         return None
     x = tuple(float(n) for n in range(1, len(lines) + 1))
@@ -143,9 +144,9 @@ def _curves(history: Any, dense: Any) -> Figure | None:
     def curve(label: str, style: str, key: str, times: float = 1.0) -> Line:
         return Line(label, style, x, tuple(times * float(line[key]) for _, line in lines))
 
-    left = [curve("neurons", "first", "neurons_left", 100 / max(1, dense["neurons"]))]
+    left = [curve("neurons", "first", "neurons_left", 100 / max(1, dense.neurons))]
     if all("parameters" in line for _, line in lines):
-        left.append(curve("parameters", "second", "parameters", 100 / max(1, dense["parameters"])))
+        left.append(curve("parameters", "second", "parameters", 100 / max(1, dense.parameters)))
     return Figure(
         "curves",
         "Epoch by epoch",
@@ -161,41 +162,40 @@ def _curves(history: Any, dense: Any) -> Figure | None:
 def _samples(path: Path) -> tuple[Sample, ...]:
     if not path.exists():
         return ()
-    found = read_json(path, "samples of quern compress", ("classes", "samples"))
-    with reading(path, "samples of quern compress"):
-        return tuple(_sample(sample, [str(name) for name in found["classes"]]) for sample in found["samples"])
+    found = schema.read(path, Samples, "samples of quern compress", "go on with --resume to make it again")
+    return tuple(_sample(sample, found["classes"]) for sample in found["samples"])
 
 
-def _sample(sample: Any, classes: Sequence[str]) -> Sample:
+def _sample(sample: SampleRow, classes: Sequence[str]) -> Sample:
     def name(number: int) -> str:
-        return classes[number] if number < len(classes) else str(number)  # a network may have scores for more
+        return visible(classes[number]) if number < len(classes) else str(number)  # a network may have scores for more
 
-    label = int(sample["label"])
+    label = sample["label"]
     answers = tuple(
-        Answer(who, name(said), f"{100 * float(sample[f'{key}_confidence']):.0f}\u00a0%", said == label)
-        for who, key, said in (
-            ("dense", "dense", int(sample["dense"])),
-            ("compacted", "small", int(sample["small"])),
+        Answer(who, name(said), f"{100 * sure:.0f}\u00a0%", said == label)
+        for who, said, sure in (
+            ("dense", sample["dense"], sample["dense_confidence"]),
+            ("compacted", sample["small"], sample["small_confidence"]),
         )
     )
-    base64.b64decode(sample["png"], validate=True)  # else nothing is seen, and nobody knows why
-    return Sample(sample["png"], name(label), answers)
+    return Sample(sample["png"].data, name(label), answers)
 
 
-def _facts(record: dict[str, Any]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+def _facts(record: Compression) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     """All that says how it was made: lists of names and values under their headings."""
     settings = record["settings"]
-    asked = {k: v for k, v in (settings.get("budget") or {}).items() if v is not None}
-    given = {k: record[k] for k in ("dataset", "data_dir", "image_size", "model", "start") if record.get(k)}
-    parts = (
-        ("Data and network", {**given, **(record.get("options") or {})}),
-        ("Budget", asked),
-        ("Training of the dense network", settings.get("dense") or {}),
-        ("Grinding and healing", settings.get("small") or {}),
-        ("Program and machine", record.get("environment") or {}),
-        ("Data, SHA-256", record.get("sums") or {}),
+    given = {k: record.get(k) for k in ("dataset", "data_dir", "image_size", "model", "start")}
+    parts: tuple[tuple[str, Mapping[str, Any]], ...] = (
+        ("Data and network", {k: v for k, v in given.items() if v} | record.get("options", {})),
+        ("Budget", {k: v for k, v in settings["budget"].items() if v is not None}),
+        ("Training of the dense network", settings["dense"] or {}),
+        ("Grinding and healing", settings["small"]),
+        ("Program and machine", record.get("environment", {})),
+        ("Data, SHA-256", record.get("sums", {})),
     )
-    return tuple((name, tuple((str(k), _plain(v)) for k, v in part.items())) for name, part in parts if part)
+    return tuple(
+        (name, tuple((visible(k), visible(_plain(v))) for k, v in part.items())) for name, part in parts if part
+    )
 
 
 def _plain(value: Any) -> str:

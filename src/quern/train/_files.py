@@ -10,9 +10,14 @@ from torch import Tensor
 
 from quern import checkpoint
 from quern.errors import TrainingError
-from quern.files import claimed, write_text
+from quern.files import claimed, sweep, write_text
+from quern.train._resume import State
 
-__all__ = ["Files"]
+__all__ = ["NAMES", "Files"]
+
+# What is in the folder of a training, with what quern compress adds.
+NAMES = ("config.json", "history.jsonl", "last.safetensors", "best.safetensors", "model.safetensors", "result.json")
+NAMES += ("model.onnx",)
 
 
 class Files:
@@ -47,8 +52,7 @@ class Files:
             if not ours:
                 raise TrainingError(f"another training is at {self.folder}: wait for it, or choose another folder.")
             with self.writing(""):
-                for left in self.folder.glob(".*.safetensors.*.tmp"):  # by a run that was killed while it saved
-                    left.unlink()
+                sweep(self.folder, NAMES)  # by a run that was killed while it saved
             if self.about is not None and not resume:
                 with self.writing("config.json") as path:
                     write_text(path, json.dumps(self.about, indent=1))
@@ -60,9 +64,10 @@ class Files:
             with self.writing(f"{name}.safetensors") as path:
                 checkpoint.save(path, tensors, state)
 
-    def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def load(self, name: str) -> tuple[dict[str, Tensor], State]:
+        """The checkpoint of that name, checked as far as it can be without the training."""
         assert self.folder is not None
-        return checkpoint.load(self.folder / f"{name}.safetensors")
+        return checkpoint.load(self.folder / f"{name}.safetensors", State)
 
     def write_history(self, lines: Sequence[dict[str, Any]]) -> None:
         if self.writes:

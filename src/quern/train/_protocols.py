@@ -1,12 +1,14 @@
 """What a training gives, and what may watch or steer it."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
 from quern.compact import Plan
 from quern.optim import ProximalAdam, ProximalSGD
+from quern.records import Epoch
+from quern.schema import Count, Measured, Seconds, Share, check
 from quern.sparsity import Sparsity
 from quern.train._settings import Phase, Settings
 
@@ -27,22 +29,21 @@ class Watcher(Protocol):
 class Result:
     """What a training reached: the kept epoch's validation accuracy, the test accuracy, and the network's sparsity."""
 
-    history: tuple[dict[str, Any], ...]
-    best_epoch: int
-    val_accuracy: float
-    test_accuracy: float
-    test_loss: float
+    history: tuple[Epoch, ...]
+    best_epoch: Count
+    val_accuracy: Share
+    test_accuracy: Share
+    test_loss: Measured
     sparsity: Sparsity
-    seconds: float
+    seconds: Seconds
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "history": list(self.history), "sparsity": self.sparsity.to_dict()}
 
     @staticmethod
-    def from_dict(values: dict[str, Any]) -> "Result":
-        own = {f.name: values[f.name] for f in fields(Result)}
-        own["sparsity"] = Sparsity.from_dict(own["sparsity"])
-        return Result(**{**own, "history": tuple(own["history"])})
+    def from_dict(values: Any) -> "Result":
+        """The reverse of :meth:`to_dict`; ValueError for anything else."""
+        return check(values, Result)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from quern import checkpoint, io
+from quern import io
 from quern.compact import Plan, compact_, plan
 from quern.data import ImageSet
 from quern.distributed import Team, team
@@ -28,6 +28,15 @@ from quern.sparsity import measure
 from quern.train._batches import Batch, Loaders, Source, derived_seed, evaluate, source
 from quern.train._files import Files
 from quern.train._protocols import Grinding, Result, Steer, Watcher
+from quern.train._resume import (
+    State,
+    check_frozen,
+    check_network,
+    check_place,
+    moved,
+    optimizer_tensors,
+    restore_optimizer,
+)
 from quern.train._settings import Phase, Settings
 from quern.train._signals import Signals
 
@@ -318,9 +327,6 @@ class _Run:
         )
 
     def _finish(self) -> Result:
-        if self.crew.leads and self.best is None:
-            tensors, _ = self.files.load("best")  # only a resumed run has its best network on disk alone
-            self.best = {name.removeprefix("model."): t for name, t in tensors.items()}
         self.model.load_state_dict(self.crew.from_leader(self.best if self.crew.leads else None))
         if self.settings.compact_every:
             self._compact()
@@ -348,39 +354,74 @@ class _Run:
     def _save(self, name: str) -> None:
         tensors = {f"model.{key}": value for key, value in self.model.state_dict().items()}
         state = {"settings": self.settings.to_dict(), **self.state, "costs": getattr(self.optimizer, "costs", {})}
+        state |= {"path": getattr(self.optimizer, "path", None), "moved": moved(self.optimizer)}
         if name == "last":
-            tensors |= {f"optimizer.{k}": v for k, v in checkpoint.optimizer_tensors(self.optimizer).items()}
+            tensors |= {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
             tensors |= {f"frozen.{k}": v for k, v in (self.frozen.state_dict() if self.frozen else {}).items()}
         self.files.save(name, tensors, state)
         if name == "last":
             self.files.write_history(self.state["history"])
 
     def _restore(self) -> None:
+        """Go on from the checkpoint; TrainingError, with nothing changed on disk, unless it is of this training."""
+        assert self.files.folder is not None
         tensors, state = self.crew.from_leader(self.files.load("last") if self.crew.leads else None)
-        ours = json.loads(json.dumps(self.settings.to_dict()))
-        if changed := [key for key in ours if ours[key] != state["settings"].get(key)]:
-            raise TrainingError(f"{self.files.folder} was trained with other settings: {', '.join(changed)} differ.")
+        self._check_settings(state)
         if state["processes"] != self.crew.size:
             raise TrainingError(
                 f"{self.files.folder} was trained by {state['processes']} processes, and goes on with as many: "
                 f"here are {self.crew.size}."
             )
-
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-        if state["plan"] is not None:
-            compact_(self.model, Plan.from_dict(state["plan"]), self.optimizer)
         try:
-            self.model.load_state_dict(part("model."))
-        except RuntimeError as reason:
-            raise TrainingError(f"{self.files.folder} holds another network than this one: {reason}.") from reason
-        checkpoint.restore_optimizer(self.optimizer, part("optimizer."))
-        if isinstance(self.optimizer, (ProximalAdam, ProximalSGD)):
-            self.optimizer.weigh(state["costs"])
-        self.state = {key: state[key] for key in self.state}
-        if part("frozen."):
-            self.frozen = freeze_zeros(self.model, part("frozen."))
+            check_place(state, self.settings, self.steps)
+            if state["plan"] is not None:
+                compact_(self.model, Plan.from_dict(state["plan"]), self.optimizer)
+        except Exception as reason:  # whatever it is: a plan for another network may fail anywhere
+            said = str(reason).rstrip(".")
+            raise TrainingError(
+                f"{self.files.folder}/last.safetensors is not of this training ({said}): begin again in another folder."
+            ) from reason
+        self._check_network("last", network := _part(tensors, "model."))
+        self.model.load_state_dict(network)
+        try:
+            restore_optimizer(self.optimizer, _part(tensors, "optimizer."), state["moved"])
+            check_frozen(masks := _part(tensors, "frozen."), self.model)
+            if isinstance(self.optimizer, (ProximalAdam, ProximalSGD)):
+                self.optimizer.weigh(state["costs"])
+                if state["path"] is not None:
+                    self.optimizer.restore_path(dict(state["path"]))
+        except ValueError as reason:
+            raise TrainingError(
+                f"{self.files.folder}/last.safetensors does not hold the state of this training ({reason}): "
+                "begin again in another folder."
+            ) from reason
+        self.state = {key: value for key, value in state.items() if key in self.state}
+        if masks:
+            self.frozen = freeze_zeros(self.model, masks)
+        if self.crew.leads and self._keeps_best():
+            tensors, best = self.files.load("best")
+            self._check_settings(best)
+            self._check_network("best", found := _part(tensors, "model."))
+            self.best = found
+
+    def _check_settings(self, state: State) -> None:
+        ours = json.loads(json.dumps(self.settings.to_dict()))
+        if changed := [key for key in ours if ours[key] != state["settings"].get(key)]:
+            raise TrainingError(f"{self.files.folder} was trained with other settings: {', '.join(changed)} differ.")
+
+    def _check_network(self, name: str, tensors: dict[str, Tensor]) -> None:
+        try:
+            check_network(tensors, self.model)
+        except ValueError as reason:
+            said = f"{self.files.folder}/{name}.safetensors holds another network than this one: {reason}."
+            raise TrainingError(said) from reason
+
+    def _keeps_best(self) -> bool:
+        """Whether the best network so far may be that of the end; else this epoch's takes its place."""
+        if self.state["epoch"] == self.settings.total:
+            return True
+        phase, place, _ = self.settings.phase(self.state["epoch"])
+        return place > 0 and phase != "grind"
 
     def _must_stop(self) -> bool:
         if self.crew.size > 1:  # all stop after the same step, whichever was told to
@@ -398,6 +439,10 @@ class _Run:
             return f"{self._place()}; go on with resume=True."
         launch = "quern" if self.crew.size == 1 else f"torchrun ... (with {self.crew.size} processes) -m quern"
         return f"{self._place()}; go on with: {launch} train --resume --out {shlex.quote(str(self.files.folder))}"
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
 def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from quern.errors import TrainingError
 from quern.optim import ramp
 from quern.penalties import Penalty
+from quern.schema import check
 
 Phase = Literal["warmup", "train", "grind", "heal"]
 
@@ -113,11 +115,14 @@ class Settings:
         return {**asdict(self), "penalty": self.penalty.to_list() if self.penalty else None}
 
     @staticmethod
-    def from_dict(values: dict[str, Any]) -> "Settings":
-        known = {f.name for f in fields(Settings)}
+    def from_dict(values: Any, path: Path | None = None) -> "Settings":
+        """The reverse of :meth:`to_dict`; one sentence for anything else, about the file ``path`` they stand in."""
         try:
-            terms = values.get("penalty")
-            penalty = Penalty.from_list(terms) if terms else None
-            return Settings(**{**{k: v for k, v in values.items() if k in known}, "penalty": penalty})
-        except (TypeError, ValueError, KeyError, AttributeError) as reason:
-            raise TrainingError(f"these are not settings of quern: {reason}.") from reason
+            return check(values, Settings)
+        except (ValueError, TrainingError) as reason:
+            said = str(reason).rstrip(".")
+            if path is not None:
+                raise TrainingError(f"{path} does not hold settings of quern ({said}): begin again.") from reason
+            if isinstance(reason, TrainingError):
+                raise
+            raise TrainingError(f"these are not settings of quern: {said}.") from reason
