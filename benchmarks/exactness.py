@@ -2,8 +2,9 @@
 
     python -m benchmarks.exactness [COUNT] [--seed SEED] [--json FILE]
 
-Every network is compared with itself before, zeros and all, at up to three sizes of input. Differences are relative to
-the largest output.
+Every network is compared with itself before, zeros and all, at up to three sizes of input, and once more in 16 bits. As
+many others compute with sizes and numbers, and meet other sizes, batches and numbers. Differences are relative to the
+largest output.
 """
 
 import argparse
@@ -13,23 +14,39 @@ import statistics
 from pathlib import Path
 
 import torch
-from tests.networks import draw, measure
+from tests.networks import Halves, draw, measure, measure_halves, numbered_network
 
 from quern.compact import compact, plan
 from quern.environment import facts
 from quern.files import write_text
+
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def main(count: int, seed: int) -> dict[str, object]:
     """What ``count`` networks came to."""
     rng = random.Random(seed)
     seen, removed, dead = [], [], 0
+    halves: dict[torch.dtype, list[Halves]] = {dtype: [] for dtype in HALVES}
     for _ in range(count):
         drawn = draw(rng)
         found = plan(drawn.model, drawn.inputs[0])
         seen.append(measure(drawn, found, compact(drawn.model, found)))
         removed.append(1 - found.parameters[1] / found.parameters[0])
         dead += found.dead
+        for dtype, differences in halves.items():
+            differences.append(measure_halves(drawn, dtype))
+    numbered = []
+    for _ in range(count):
+        drawn = numbered_network(rng)
+        found = plan(drawn.model, drawn.inputs[0])
+        numbered.append(measure(drawn, found, compact(drawn.model, found), single=False))
+    in_16_bits: dict[str, float] = {}
+    for dtype, differences in halves.items():
+        name = str(dtype).removeprefix("torch.")
+        in_16_bits[f"worst_{name}_in_float64"] = max(one.compacted for one in differences)
+        in_16_bits[f"worst_{name}"] = max(one.compacted_as_it_is for one in differences)
+        in_16_bits[f"worst_{name}_before"] = max(one.as_it_is for one in differences)
     return {
         "environment": facts(),
         "networks": count,
@@ -38,6 +55,8 @@ def main(count: int, seed: int) -> dict[str, object]:
         "networks_times_sizes": sum(one.sizes for one in seen),
         "worst_float64": max(one.float64 for one in seen),
         "worst_float32": max(one.float32 for one in seen),
+        "worst_with_numbers_float64": max(one.float64 for one in numbered),
+        **in_16_bits,
         "removed_on_average": statistics.mean(removed),
         "removed_at_most": max(removed),
     }
@@ -51,6 +70,6 @@ if __name__ == "__main__":
     given = parser.parse_args()
     torch.set_num_threads(1)
     record = main(given.count, given.seed)
-    print("\n".join(f"{name:22} {value}" for name, value in record.items()))
+    print("\n".join(f"{name:28} {value}" for name, value in record.items()))
     if given.json:
         write_text(given.json, json.dumps(record, indent=1) + "\n")

@@ -73,7 +73,7 @@ def test_outputs_are_the_same_at_every_size(capsys: pytest.CaptureFixture[str]) 
         )
     assert tally.networks >= 200
     assert tally.sizes >= 2 * tally.networks
-    assert tally.dead < tally.networks / 3
+    assert tally.dead < tally.networks / 2  # and many of those still differ from place to place
     assert share > 0.3  # else the law says little
 
 
@@ -86,6 +86,29 @@ def test_nothing_is_left_to_remove(seed: int) -> None:
     again = plan(small, one.inputs[0])
     assert again.parameters == (found.parameters[1], found.parameters[1])
     assert again.dead == found.dead
+
+
+def test_a_dead_network_gives_the_same_for_every_input() -> None:
+    found = []
+
+    @settings(max_examples=50)
+    @given(SEEDS)
+    def law(seed: int) -> None:
+        one = drawn(seed)
+        if seed % 2:
+            with torch.no_grad():  # nothing of the input gets past the first layer
+                next(p for p in one.model.parameters() if p.dim() > 2).zero_()
+        (x,) = one.inputs[0]
+        other = torch.randn_like(x) if x.is_floating_point() else torch.randint_like(x, 7)
+        same = difference(_run(one.model, (x,)), _run(one.model, (other,))) == 0
+        dead = plan(one.model, x).dead
+        assert same or not dead
+        found.append((same, dead))
+
+    law()
+    same = sum(s for s, _ in found)
+    assert 5 < same < len(found) - 5
+    assert sum(dead for _, dead in found) > 0.8 * same  # else it would say little
 
 
 @settings(max_examples=25)

@@ -45,9 +45,11 @@ NOT_FINITE = "what the network gives for the example is not finite everywhere, s
 def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unknown: bool = False) -> Plan:
     """What can be removed from ``model`` without changing its outputs; weights up to ``tol`` count as zero.
 
-    ``example_input`` is an input of the network, or a tuple of several; the result holds for any size of image. An
-    operation without a rule is an error that names it; with ``keep_unknown`` all channels that it takes are kept. The
-    plan is tried on the example before it is returned.
+    ``example_input`` is an input of the network, or a tuple of several; the result holds for any size of image and
+    batch, and for other numbers where inputs are numbers. Optional inputs that are no numbers, and that the example
+    leaves out, are taken to be left out always. An operation without a rule is an error that names it; with
+    ``keep_unknown`` all channels that it takes are kept. The plan is tried on the example before it is returned. If the
+    network is dead, or not finite on the example, the plan says so: in ``dead``, in ``notes`` and when it is printed.
     """
     if not (tol >= 0 and math.isfinite(tol)):
         raise ValueError(f"tol is {tol}, but it must be a finite number that is not negative.")
@@ -59,8 +61,11 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
     # Two networks are judged: a copy in float64, where a mistake stands out from rounding, and the network itself,
     # which may be too coarse for that. What they give now, before anything is removed, is what they must give then.
     wide, wide_inputs = _in_float64(network), _mapped(inputs, _widened)
-    wanted, own = _try(wide, wide_inputs), _try(network, inputs)
-    if wide is None or wanted is None or (own is None and not _half(network)):
+    own = _try(network, inputs)
+    wanted = own if wide is network else _try(wide, wide_inputs)
+    if wide is network:
+        own = None
+    elif wide is None or wanted is None or (own is None and not _half(network)):
         # Its forward insists on a type, or does not take the example. In 16 bits not everything runs on every machine.
         wide, wide_inputs, wanted, own = network, inputs, own, None
     facts, outputs, traced = read(wide, _mapped(wide_inputs, Tensor.clone), keep_unknown, _largest(network))
@@ -195,7 +200,9 @@ def _inputs(network: nn.Module, example_input: Example) -> tuple[Any, ...]:
 
 
 def _in_float64(network: nn.Module) -> nn.Module | None:
-    """A copy, or None where there is no float64: not every device has it."""
+    """A copy, the network itself if it is that already, or None on a device that has no float64."""
+    if all(dtype == torch.float64 for dtype in _floating(network)):
+        return network
     try:
         return copy.deepcopy(network).double()
     except (RuntimeError, TypeError):
@@ -223,7 +230,7 @@ def _smaller(network: nn.Module, found: Plan, inputs: tuple[Any, ...]) -> list[T
 
 
 def _dead(outputs: Sequence[Value]) -> bool:
-    return bool(outputs) and all(v.followed and not bool(v.live.any()) for v in outputs)
+    return bool(outputs) and all(v.followed and not bool(v.heard.any()) for v in outputs)
 
 
 def _floating(network: nn.Module) -> list[torch.dtype]:

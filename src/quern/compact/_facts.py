@@ -20,6 +20,7 @@ class Value:
     """One tensor of the network. Along ``axis`` it has ``parts`` times as many entries as ``ids``, component-major.
 
     A unit that is not ``live`` has the same value for every input and at every position, ``constant (units, parts)``.
+    A live one that is not ``heard`` differs from place to place, or with the size, but not with what the input is.
     ``needed`` units have to arrive with the value they had; others may be anything, or missing. ``ids`` is None where
     the units are not followed: nothing of such a value is ever removed.
     """
@@ -29,6 +30,7 @@ class Value:
     dims: int = 0
     parts: int = 1
     live: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
+    heard: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
     constant: Tensor = field(default_factory=lambda: torch.empty(0, 1))
     needed: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
 
@@ -140,12 +142,17 @@ class Facts:
 
     # ---------------------------------------------------------------------------------------------- values
 
-    def value(self, tensor: Tensor, ids: Tensor, axis: int, parts: int, live: Tensor, name: str) -> Value:
-        """The value that ``tensor`` is an example of. Its constants are read off the example."""
+    def value(
+        self, tensor: Tensor, ids: Tensor, axis: int, parts: int, live: Tensor, name: str, heard: Tensor | None = None
+    ) -> Value:
+        """The value that ``tensor`` is an example of. Its constants are read off the example. What is live is taken to
+        be ``heard``, if nothing else is said."""
         dims = tensor.dim()
         rows = tensor.detach().movedim(axis, 0).reshape(parts, len(ids), -1).movedim(0, 1).cpu()
         constant = rows[:, :, 0].clone() if rows.shape[2] else rows.new_zeros(rows.shape[:2])
-        found = Value(ids, axis % dims, dims, parts, live.clone(), constant, torch.zeros(len(ids), dtype=torch.bool))
+        heard = live.clone() if heard is None else heard & live
+        needed = torch.zeros(len(ids), dtype=torch.bool)
+        found = Value(ids, axis % dims, dims, parts, live.clone(), heard, constant, needed)
         found.live |= ~constant.isfinite().all(1)  # nothing can be said of what is not a number
         if tensor.is_floating_point():
             found.live |= (constant.abs() > self.largest_constant).any(1)  # nor could a bias hold it
@@ -174,6 +181,7 @@ class Facts:
         self.pin(ids)
         found = Value(ids, axis, tensor.dim(), parts)
         found.live = torch.ones(size, dtype=torch.bool)
+        found.heard = torch.full((size,), not value.followed or bool(value.heard.any()))
         found.constant = torch.zeros(size, parts, dtype=tensor.dtype)
         found.needed = torch.zeros(size, dtype=torch.bool)
         return found
@@ -194,6 +202,7 @@ class Facts:
         axis: int | None = None,
         parts: int | None = None,
         live: Tensor | None = None,
+        heard: Tensor | None = None,
         spread: int = 1,
     ) -> Value:
         """An operation that keeps units apart, and changes only what is said here. ``spread`` makes so many units in a
@@ -201,8 +210,15 @@ class Facts:
         if value.ids is None:
             return Value()
         parts, axis = parts or value.parts, value.axis if axis is None else axis
-        live = (value.live if live is None else live).repeat_interleave(spread)
-        out = self.value(tensor, value.ids.repeat_interleave(spread), axis, parts, live, name)
+        live, heard, ids = (
+            units.repeat_interleave(spread)
+            for units in (
+                value.live if live is None else live,
+                value.heard if heard is None else heard,
+                value.ids,
+            )
+        )
+        out = self.value(tensor, ids, axis, parts, live, name, heard)
         self.backward.append(lambda: value.need(out.needed.view(-1, spread).any(1)))
         return out
 
@@ -245,7 +261,7 @@ class Facts:
         live = (edges & moving).any(1)
         if own is not None:
             live |= (own.detach().cpu() != 0).flatten(2).any(2).any(0)
-        out = self.value(tensor, record.outputs, axis, parts, live, name)
+        out = self.value(tensor, record.outputs, axis, parts, live, name, (edges & value.heard).any(1))
 
         def back() -> None:
             record.rows = out.needed | record.rows if record.rows is not None else out.needed.clone()
@@ -258,7 +274,7 @@ class Facts:
         """A normalisation with its own numbers for each unit; where ``scale`` is False the input does not matter."""
         assert value.ids is not None
         self.record(name, layer, value.ids, None)
-        out = self.value(tensor, value.ids, value.axis, value.parts, value.live & scale, name)
+        out = self.value(tensor, value.ids, value.axis, value.parts, value.live & scale, name, value.heard)
         self.backward.append(lambda: value.need(out.needed & scale))
         return out
 
@@ -269,15 +285,17 @@ class Facts:
         first = known[0]
         assert first.ids is not None
         live = torch.full((len(first.ids),), len(known) < len(values))
+        heard = live.clone()
         for v in known:
             assert v.ids is not None
             self.tie(first.ids, v.ids)
             live |= v.live
+            heard |= v.heard
         if vanishes:
             for v in known:
                 live &= v.live | v.pushing
         axis = tensor.dim() - (first.dims - first.axis)
-        out = self.value(tensor, first.ids, axis, first.parts, live, name)
+        out = self.value(tensor, first.ids, axis, first.parts, live, name, heard)
 
         def back() -> None:
             for v in known:

@@ -128,7 +128,7 @@ class FunctionRules:
             return self.opaque(said, values, out)
         if target in APART_FUNCTIONS or target in APART_METHODS or target in _APART_IN_PLACE:
             live = torch.ones_like(value.live) if numbers else None  # the slope of an activation, say
-            return self.facts.through(said, value, out, live=live)
+            return self.facts.through(said, value, out, live=live, heard=live)
         if target in POOL_FUNCTIONS or target is TF.interpolate:  # a constant is one at every size
             return self.pool(said, value, out, POOL_FUNCTIONS.get(target, (1, 2, 3)), target in _AVERAGE_FUNCTIONS)
         if target is operator.getitem:  # and wherever it is looked at
@@ -212,7 +212,8 @@ class FunctionRules:
             return self.whole(values, out)  # torch.cat of quaternions would be cut across
         found = [self.facts.followed(v, t, dim, parts) for v, t in zip(values, tensors, strict=True)]
         ids = [v.ids for v in found if v.ids is not None]
-        result = self.facts.value(out, torch.cat(ids), dim, parts, torch.cat([v.live for v in found]), said)
+        live, heard = torch.cat([v.live for v in found]), torch.cat([v.heard for v in found])
+        result = self.facts.value(out, torch.cat(ids), dim, parts, live, said, heard)
 
         def back() -> None:
             for v, needed in zip(found, result.needed.split([len(part) for part in ids]), strict=True):

@@ -268,7 +268,7 @@ class _Reader(FunctionRules):
         if layer.weight is not None and layer.weight.dim() == 1:
             constant = ~nonzero(layer.weight)
         assert value.ids is not None
-        return self.facts.value(out, value.ids, -1, 4, ~constant, name)
+        return self.facts.value(out, value.ids, -1, 4, ~constant, name, value.heard.any().expand(n))
 
     def _with_bias(self, name: str, layer: qnn.QModReLU | nn.PReLU, value: Value, x: Tensor, out: Tensor) -> Value:
         """An activation with a number for each unit."""

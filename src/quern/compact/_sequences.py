@@ -62,11 +62,12 @@ def recurrent(
             record.still[suffix] = record.still[suffix] & still if suffix in record.still else still
         source = torch.cat([moving[suffix] for suffix in row])
     ids = record.outputs.repeat(2 if layer.bidirectional else 1)
-    output = facts.value(out[0], ids, -1, 4, source, name)
+    heard = value.heard.any() | bool(states)
+    output = facts.value(out[0], ids, -1, 4, source, name, heard.expand(len(ids)))
     # A state has the last axis of units too, but those of several levels in one place.
     some = torch.stack(list(moving.values())).any(0)
     final = [
-        facts.value(state, record.outputs, -1, 4, some, name)
+        facts.value(state, record.outputs, -1, 4, some, name, heard.expand(hidden))
         for state in (out[1] if isinstance(out[1], tuple) else (out[1],))
     ]
     edges = torch.cat([weight("weight_ih", suffix).flatten(0, 1) for suffix in suffixes(layer)[0]])
@@ -125,6 +126,7 @@ def attention(
     mixed.live = v.live | v.pushing
     if layer.bias_v is not None:
         mixed.live = mixed.live | _nonzero(layer.bias_v)
+    mixed.heard = mixed.live & (v.heard | q.heard.any() | k.heard.any())
     mixed.constant = torch.zeros(wide, 4, dtype=layer.out_proj.weight.dtype)
     mixed.needed = torch.zeros(wide, dtype=torch.bool)
     facts.values.append(mixed)
