@@ -19,6 +19,8 @@ from quern import checkpoint
 from quern.train import Result
 from tests.commands import environment, quern, refused, start
 
+pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
+
 TRAIN = ["--epochs", "3", "--heal", "2", "--penalty", "rql", "--lambda", "20", "--batch", "32", "--threads", "1"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "quern"]
 

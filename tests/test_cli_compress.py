@@ -95,14 +95,15 @@ def test_a_trained_network_is_where_it_starts_and_what_is_missed_is_said(
         "--threads",
         1,
         "--max-params",
-        10,
+        1000,
         "--out",
         tmp_path / "run",
+        code=4,
     )
     verdict = out.splitlines()[-1]
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     left = record["small"]["parameters"]
-    assert verdict == f"parameters: {left:,}, asked for 10: missed by {left - 10:,}"
+    assert verdict == f"parameters: {left:,}, asked for 1,000: missed by {left - 1000:,}"
     assert record["start"] == str(budget[0] / "dense")
     assert record["settings"]["dense"] is None
     ours, theirs = (load_file(run / "dense" / "model.safetensors") for run in (tmp_path / "run", budget[0]))

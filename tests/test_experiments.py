@@ -26,6 +26,8 @@ from quern.train import Settings
 from tests.commands import here, quern, refused, start
 from tests.records import run_record
 
+pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
+
 EPOCHS = 6
 DIGITS = data.load("digits")
 LAMBDAS = {"digits": {"paper": {"rq": 100.0, "l2": 1.0}, "quern": {"rql": 80.0}}}

@@ -26,6 +26,8 @@ from quern.pipeline import Compressed
 from quern.train import Loaders, Settings, fit
 from tests.test_train import Stop
 
+pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
+
 
 class Own(nn.Module):
     """A residual network that quern does not know, with a real-valued end."""

@@ -376,7 +376,7 @@ def test_the_saved_file_is_no_larger_than_the_budget(images: ImageSet, tmp_path:
 def test_a_size_is_that_of_the_file_that_will_be_written(images: ImageSet, tmp_path: Path) -> None:
     """Accuracies such as 2/3 take more digits than most."""
     net = shallow(16)
-    guessed = Steering(Budget(max_bytes=5000), example(images), images=images.about())._size(net)
+    guessed = Steering(Budget(max_bytes=5000), example(images), images=images.about()).size(net)
     io.save(
         compact(net, example(images)),
         tmp_path / "net.safetensors",

@@ -23,6 +23,8 @@ from quern.penalties import L1, RQ, RQL, GammaL1
 from quern.train import Result, Settings, augment, derived_seed, evaluate, fit
 from tests.commands import quern
 
+pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
+
 
 @pytest.fixture(scope="module")
 def images() -> ImageSet:

@@ -29,6 +29,8 @@ from quern.train import Result, Settings, Watcher, fit
 from quern.tune import RANGES, Short, Trial, chosen, next_weight, write_lambdas, write_trials
 from tests.commands import here, refused
 
+pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
+
 SHORT = Short(images=128, batch=64, epochs=1)
 DIGITS = data.load("digits")
 
