@@ -18,6 +18,7 @@ import copy
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from quern.compact import plan
 from quern.data import Images, ImageSet
 from quern.distributed import Team
 from quern.environment import facts
-from quern.errors import Stopped, TrainingError
+from quern.errors import DeadNetworkWarning, Stopped, TrainingError
 from quern.export import check_onnx, to_onnx
 from quern.files import claimed, sweep, write_text
 from quern.penalties import GammaL1, Penalty
@@ -419,7 +420,10 @@ def _sweep(out: Path) -> None:
 
 def _export(job: _Job, name: str, network: nn.Module) -> None:
     path = job.out / name / "model.onnx"
-    if not (job.resume and path.exists()):
+    if job.resume and path.exists():
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeadNetworkWarning)  # what became of the network is said elsewhere, once
         to_onnx(network, path, job.some())
 
 

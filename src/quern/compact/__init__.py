@@ -60,13 +60,11 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
         raise CompactionError("the example input is empty: what is constant is read off it.")
     # Two networks are judged: a copy in float64, where a mistake stands out from rounding, and the network itself,
     # which may be too coarse for that. What they give now, before anything is removed, is what they must give then.
+    own, wanted = _try(network, inputs), None
     wide, wide_inputs = _in_float64(network), _mapped(inputs, _widened)
-    own = _try(network, inputs)
-    wanted = own if wide is network else _try(wide, wide_inputs)
-    if wide is network:
-        own = None
-    elif wide is None or wanted is None or (own is None and not _half(network)):
-        # Its forward insists on a type, or does not take the example. In 16 bits not everything runs on every machine.
+    if wide is not None and (own is not None or _half(network)):  # not every machine computes everything in 16 bits
+        wanted = _try(wide, wide_inputs)
+    if wide is None or wanted is None:  # its forward insists on a type, or does not take the example
         wide, wide_inputs, wanted, own = network, inputs, own, None
     facts, outputs, traced = read(wide, _mapped(wide_inputs, Tensor.clone), keep_unknown, _largest(network))
     kept = facts.settle()
@@ -200,19 +198,19 @@ def _inputs(network: nn.Module, example_input: Example) -> tuple[Any, ...]:
 
 
 def _in_float64(network: nn.Module) -> nn.Module | None:
-    """A copy, the network itself if it is that already, or None on a device that has no float64."""
+    """A copy; None if that is what it is already, or on a device that has no float64."""
     if all(dtype == torch.float64 for dtype in _floating(network)):
-        return network
+        return None
     try:
         return copy.deepcopy(network).double()
     except (RuntimeError, TypeError):
         return None
 
 
-def _try(network: nn.Module | None, inputs: tuple[Any, ...]) -> list[Tensor] | None:
+def _try(network: nn.Module, inputs: tuple[Any, ...]) -> list[Tensor] | None:
     """The outputs, or None if the network does not run."""
     try:
-        return None if network is None else _tensors(network(*_mapped(inputs, Tensor.clone)))
+        return _tensors(network(*_mapped(inputs, Tensor.clone)))
     except Exception:  # of the user's own forward; reading the network says what it is
         return None
 
