@@ -14,6 +14,7 @@ LAYERS = (("0", "QConv2d", 25, 4), ("4", "QConv2d", 800, 8), ("9", "QLinear", 20
 # How far a method drives zeros, and what it leaves of the accuracy.
 REACH = {"none": (0.0, 0.99), "l2": (0.42, 0.967), "l1": (0.3, 0.94), "rq": (0.6, 0.97), "rql": (0.72, 0.965)}
 REACH |= {"none-bn": (0.0, 0.991), "rq-bn": (0.65, 0.975), "rql-bn": (0.75, 0.97), "gamma-bn": (0.9, 0.96)}
+REST = {"penalty": 0.5, "strength": 1.0, "lr": 0.002, "val_loss": 0.4}  # of a line that no report shows
 WITHOUT = ("none", "none-bn")  # a penalty
 
 
@@ -79,6 +80,7 @@ def _line(epoch: int, epochs: int, family: str, share: float, accuracy: float) -
         "neuron_sparsity": share / 2 * done,
         "neurons_left": round(22 * (1 - share / 2 * done)),
         "seconds": 1.0,
+        **REST,
     }
 
 
@@ -174,7 +176,7 @@ def compress_record() -> dict[str, Any]:
 
 
 def _compress_line(epoch: int, phase: str, neurons: int, parameters: int) -> dict[str, Any]:
-    counts = {"neurons_left": neurons, "parameters": parameters, "seconds": 0.5}
+    counts = {"neurons_left": neurons, "parameters": parameters, "seconds": 0.5, **REST}
     counts |= dict.fromkeys(("component_sparsity", "quaternion_sparsity", "neuron_sparsity"), 0.25)
     return {"epoch": epoch, "phase": phase, "loss": 1 / epoch, "val_accuracy": 0.9 + 0.01 * epoch, **counts}
 

@@ -229,4 +229,4 @@ def test_bad_input_gets_one_sentence(straight: tuple[Path, str, str], tmp_path: 
     (early / "config.json").write_text((early / "config.json").read_text().replace('"epochs": 1', '"epochs": "one"'))
     out, err = quern("show", early, code=1)  # where tests check types, they would say more
     assert (out, err.count("\n")) == ("", 1)
-    assert "not settings of quern" in err
+    assert "does not hold settings of quern" in err

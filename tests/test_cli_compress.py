@@ -146,7 +146,11 @@ def test_the_folder_of_the_python_function_is_known_too(budget: tuple[Path, str,
     """It says nothing of a command."""
     for name in ("config.json", "record.json"):
         found = json.loads((budget[0] / name).read_text())
-        kept = {key: found[key] for key in found if key in ("environment", "settings", "dense", "small", "history")}
+        kept = {
+            key: found[key]
+            for key in found
+            if key in ("environment", "settings", "dense", "small", "history", "layers")
+        }
         (tmp_path / name).write_text(json.dumps(kept))
     assert here("show", tmp_path)[0].endswith(budget[1])
     before = (tmp_path / "config.json").read_text()
@@ -165,7 +169,7 @@ def test_bad_input_gets_one_sentence(budget: tuple[Path, str, str], tmp_path: Pa
     assert "leave out --epochs, --max-params" in refused(
         "compress", "--resume", "--out", budget[0], "--epochs", 9, "--max-params", 5
     )
-    assert "does not hold the settings of a run" in refused("compress", "--resume", "--out", tmp_path / "nowhere")
+    assert "does not hold a run of quern compress" in refused("compress", "--resume", "--out", tmp_path / "nowhere")
     assert not (tmp_path / "new").exists()
 
 

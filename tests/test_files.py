@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from quern.files import check_target, claimed, open_regular, printable, replacing, write_text
+from quern.files import check_target, claimed, open_regular, printable, replacing, sweep, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -207,3 +207,23 @@ def test_a_claim_ends_with_what_it_was_for(tmp_path: Path, stop: type[BaseExcept
         raise stop
     with claimed(tmp_path) as ours:
         assert ours
+
+
+def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
+    killed = f"""
+import os, signal
+from pathlib import Path
+from quern.files import replacing
+with replacing(Path({str(tmp_path / "note.json")!r})):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", killed], check=False)
+    [left] = names(tmp_path)
+    theirs = [".note.json", ".note.json.tmp", ".other.json.a1b2c3d4.tmp", ".x.note.json.a1b2c3d4.tmp", "note.json"]
+    for name in theirs:
+        (tmp_path / name).touch()
+    (tmp_path / ".note.json.folder.tmp").mkdir()
+    sweep(tmp_path, ["other"])
+    assert left in names(tmp_path)
+    sweep(tmp_path, ["note.json"])
+    assert names(tmp_path) == sorted([*theirs, ".note.json.folder.tmp"])

@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import json
+import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +21,9 @@ from quern import io, models
 from quern import nn as qnn
 from quern.bench import Timing
 from quern.data import Images, ImageSet, digits
-from quern.errors import ExportError, Stopped, TrainingError
+from quern.errors import ExportError, RecordError, Stopped, TrainingError
 from quern.export import open_session
+from quern.files import claimed
 from quern.penalties import RQL, GammaL1
 from quern.pipeline import Compressed
 from quern.train import Loaders, Settings, fit
@@ -344,15 +347,46 @@ def test_a_finished_folder_is_read_and_not_trained(
     for what in ("fit", "to_onnx"):
         monkeypatch.setattr(f"quern.pipeline.{what}", never)
     said: list[str] = []
-    again = quern.compress(
-        Own(), *loaders, **SHORT, max_params=1200, out=folder, resume=True, tell=lambda text: said.append(text)
-    )
+    left = [".record.json.a1b2c3d4.tmp", "dense/.model.onnx.a1b2c3d4.tmp", "small/.history.jsonl.a1b2c3d4.tmp"]
+    for name in (*left, "small/.mine.a1b2c3d4.tmp"):
+        (folder / name).write_text("half a file")
+    with claimed(folder / "small"):
+        again = quern.compress(
+            Own(), *loaders, **SHORT, max_params=1200, out=folder, resume=True, tell=lambda text: said.append(text)
+        )
+    assert [(folder / name).exists() for name in left] == [False, False, True]  # somebody else is at the last
+    assert (folder / "small" / ".mine.a1b2c3d4.tmp").exists()
     assert said[:2] == ["the dense network is there", "the small network is there"]
     for ours, theirs in ((again.dense, found.dense), (again.small, found.small)):
         assert dataclasses.replace(ours, latency_ms=0.0) == dataclasses.replace(theirs, latency_ms=0.0)
     same(again.small_network, found.small_network)
     with pytest.raises(TrainingError, match="already holds a run: go on with resume"):
         quern.compress(Own(), *loaders, **SHORT, max_params=1200, out=folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [
+        ("config.json", '"settings"', '"setting"', "settings is missing"),
+        ("dense/result.json", '"best_epoch": ', '"best_epoch": -', "best_epoch is -"),
+        ("small/result.json", '"kind": "', '"kind": 3, "k": "', r"sparsity.layers[0].kind is 3"),
+        ("small/result.json", "{", "[" * 50_000, "nested too deeply"),
+    ],
+)
+def test_damaged_files_of_a_run_are_one_sentence(
+    run: tuple[Path, Compressed, nn.Module],
+    loaders: tuple[Any, ...],
+    tmp_path: Path,
+    name: str,
+    old: str,
+    new: str,
+    said: str,
+) -> None:
+    shutil.copytree(run[0], folder := tmp_path / "run")
+    (folder / name).write_text((folder / name).read_text().replace(old, new, 1))
+    with pytest.raises(RecordError, match=re.escape(said)) as caught:
+        quern.compress(Own(), *loaders, **SHORT, max_params=1200, out=folder, resume=True)
+    assert str(caught.value).startswith(str(folder / name))
 
 
 @pytest.mark.usefixtures("no_onnx")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from quern import records
 from quern.errors import RecordError
+from quern.files import claimed
 from quern.records import PAPER, Run
 from tests.records import run_record
 
@@ -141,6 +142,19 @@ def test_a_write_that_fails_leaves_the_old_record(tmp_path: Path, monkeypatch: p
     with pytest.raises(TypeError):
         records.write(tmp_path, RUN, {**record_of(RUN), "lambda": object()})  # not JSON
     assert path.read_bytes() == before
+
+
+def test_what_killed_writers_left_is_swept_when_the_record_is_written(tmp_path: Path) -> None:
+    left = written(tmp_path).with_name(".quern-rql-3-1.json.a1b2c3d4.tmp")
+    other = left.with_name(".quern-rq-3-1.json.a1b2c3d4.tmp")
+    for path in (left, other):
+        path.write_text("half a record")
+    with claimed(left.parent):  # somebody else is writing
+        written(tmp_path)
+    assert left.exists()
+    written(tmp_path)
+    assert not left.exists()
+    assert other.exists()
 
 
 def test_a_file_in_place_of_the_folder_is_left_alone(tmp_path: Path) -> None:

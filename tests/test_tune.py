@@ -521,9 +521,13 @@ def test_what_cannot_be_tuned_is_one_sentence(
         lambda p: p.write_text("[1, 2]\n"),
         lambda p: p.write_text('{"a": 1}\n'),
         lambda p: p.write_bytes(b"\xff\xfe\x00\n\x01"),
+        lambda p: p.write_text('{"op_code":0,"worker_id":"a"}\nmy notes'),
+        lambda p: p.write_text('{"op_code":99,"worker_id":"a"}\n'),
+        lambda p: p.write_text('{"op_code":0}\n'),
+        lambda p: p.write_text("[" * 100_000 + "\n"),
         lambda p: p.mkdir(),
     ],
-    ids=["line", "lines", "list", "object", "bytes", "folder"],
+    ids=["line", "lines", "list", "object", "bytes", "notes after", "code", "worker", "deep", "folder"],
 )
 def test_what_is_no_journal_is_one_sentence_and_left_alone(
     make: Callable[[Path], object], tmp_path: Path, monkeypatch: Any
@@ -536,6 +540,35 @@ def test_what_is_no_journal_is_one_sentence_and_left_alone(
     assert f"{path} does not hold studies of Optuna" in said
     assert (path.read_bytes() if path.is_file() else b"") == before
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("cut", [1, 5, 30])
+def test_a_line_that_a_killed_process_left_half_written_is_cut_off(
+    journal: tuple[Path, list[Trial]], tmp_path: Path, cut: int
+) -> None:
+    """The trial of that line is not done, and is run again."""
+    storage = tmp_path / "journal"
+    storage.write_bytes(journal[0].read_bytes()[:-cut])
+    assert tuned(storage, 4, ("l2", "rql")) == journal[1]
+    for line in storage.read_text().splitlines():
+        json.loads(line)
+    storage.write_text('{"op_c')  # of the very first line
+    assert len(tuned(storage, 1, ("rql",))) == 2
+
+
+def test_a_damaged_journal_is_one_sentence(journal: tuple[Path, list[Trial]], tmp_path: Path) -> None:
+    storage, lines = tmp_path / "journal", journal[0].read_text().splitlines()
+    done = next(n for n, line in enumerate(lines) if '"found"' in line)
+    for n, new in (
+        (2, lines[2][:-10]),
+        (done, lines[done].replace('"val_accuracy":', '"val_accuracy":9')),
+        (done, lines[done].replace('"family"', '"tribe"')),
+        (0, lines[0].replace("study_name", "name")),
+    ):
+        assert lines[n] != new
+        storage.write_text("".join(line + "\n" for line in [*lines[:n], new, *lines[n + 1 :]]))
+        with pytest.raises(RecordError, match=r"does not hold studies of Optuna \(.*\): choose another --storage\.$"):
+            tuned(storage, 4, ("l2", "rql"))
 
 
 def test_a_damaged_file_of_weights_is_found_before_the_first_trial(

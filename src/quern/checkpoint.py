@@ -45,7 +45,7 @@ def load(path: Path, kind: type[T] | GenericAlias = dict[str, Any]) -> tuple[dic
         try:
             return check(json_of(text, nan=True), kind)
         except ValueError as reason:
-            raise damaged(f"in its state {short(reason)}") from reason
+            raise damaged(f"in its state {reason}") from reason
 
     try:
         with opened(path, "a checkpoint") as (file, size):

@@ -185,7 +185,7 @@ def _sentences(path: Path, what: str, remedy: str) -> Iterator[None]:
     except Wrong as reason:
         raise RecordError(f"{path} {reason}.") from reason
     except ValueError as reason:
-        raise RecordError(f"{path} does not hold {what} ({short(reason)}): {remedy}.") from reason
+        raise RecordError(f"{path} does not hold {what} ({visible(str(reason))}): {remedy}.") from reason
     except OSError as reason:
         raise RecordError(f"{path} cannot be read: {reason.strerror or reason}.") from reason
 
@@ -241,7 +241,9 @@ _CONTAINERS = {list: "a list", dict: "a table"}
 
 def _wrong(value: Any, wanted: str, where: str) -> ValueError:
     shown = next((name for container, name in _CONTAINERS.items() if isinstance(value, container)), None)
-    return ValueError(f"{where or 'it'} is {shown or short(json.dumps(value))}, but should be {wanted}")
+    text = json.dumps(value)  # has no signs that a terminal would act on
+    text = text if len(text) <= 80 else f"{text[:77]}..."
+    return ValueError(f"{where or 'it'} is {shown or text}, but should be {wanted}")
 
 
 def _container(value: Any, container: type, where: str) -> None:
@@ -279,12 +281,13 @@ def _union(value: Any, kinds: tuple[Any, ...], where: str) -> Any:
     if value is None and types.NoneType in kinds:
         return None
     kinds = tuple(kind for kind in kinds if kind is not types.NoneType)
-    for kind in kinds[:-1]:
+    reasons = []
+    for kind in kinds:
         try:
             return _check(value, kind, where)
-        except ValueError:
-            pass
-    return _check(value, kinds[-1], where)
+        except ValueError as reason:
+            reasons.append((type(value) is kind, reason))
+    raise max(reasons, key=lambda pair: pair[0])[1]  # what it should be if it is of that kind at all
 
 
 @cache

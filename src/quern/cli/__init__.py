@@ -12,6 +12,7 @@ import quern
 from quern.cli import _compress, _data, _models, _report, _reproduce, _show, _train, _tune
 from quern.cli._console import err_console, say, warnings_as_sentences
 from quern.errors import QuernError, Stopped
+from quern.schema import visible
 
 __all__ = ["app", "main"]
 
@@ -47,7 +48,7 @@ def main() -> None:
         with warnings_as_sentences():
             app()
     except QuernError as reason:
-        say(f"quern: {reason}", err_console)
+        say(f"quern: {visible(str(reason))}", err_console)
         sys.exit(128 + reason.signal if isinstance(reason, Stopped) else 1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -25,6 +25,8 @@ def show(
         _show_compressed(run, about, history)
         return
     path = run / "config.json"
+    if not path.exists() and (run / "record.json").exists():
+        read_compression(run / "record.json")  # says what is wrong with it
     config = schema.read(path, TrainConfig, "a run of quern train", "restore it, or train again")
     from quern.progress import clock, summary
     from quern.train import Result, Settings
@@ -75,8 +77,8 @@ def _show_compressed(run: Path, about: Begun, history: bool) -> None:
         lines = _history(run / stage) if record is None else record["history"][stage]
         total = Settings.from_dict(settings[stage], path if record else run / "config.json").total if lines else 0
         said += [f"{stage}: {summary(line, total)}" for line in lines]
-    if "command" in about:
-        say(visible(about["command"]))
+    if (command := about.get("command")) is not None:
+        say(visible(command))
     _say_facts(about.get("environment", {}))
     for line in said if history else said[-1:] if not found else []:
         say(line)

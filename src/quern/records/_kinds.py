@@ -30,11 +30,11 @@ class Epoch(TypedDict):
     neuron_sparsity: Share
     neurons_left: Count
     seconds: Seconds
+    penalty: Measured
+    strength: Measured
+    lr: Measured
+    val_loss: Measured
     parameters: NotRequired[Count]
-    penalty: NotRequired[Measured]
-    strength: NotRequired[Measured]
-    lr: NotRequired[Measured]
-    val_loss: NotRequired[Measured]
     images_per_second: NotRequired[Measured]
     peak_memory_mb: NotRequired[Measured | None]
 
@@ -229,8 +229,8 @@ class Begun(TypedDict):
     """What config.json of every run of ``quern compress`` or ``quern.compress`` has."""
 
     settings: StageSettings
-    command: NotRequired[Text]
-    stages: NotRequired[dict[str, Any]]
+    command: NotRequired[Text | None]
+    stages: NotRequired[Any]
     environment: NotRequired[Environment]
 
 
