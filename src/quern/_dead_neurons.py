@@ -21,13 +21,12 @@ __all__ = ["DeadNeurons"]
 
 def _without_weights(layer: Any) -> Tensor | None:
     """Which neurons ``(out,)`` of a layer have no weight but zero; None if there are none."""
-    weight: Tensor = layer.weight.detach()
-    none = (weight[0] == 0).flatten(1).all(1)  # mostly a quarter of the numbers tells that there are none
-    if none.any():
-        none &= (weight == 0).transpose(0, 1).flatten(1).all(1)
-        constant = getattr(layer, "constant", None)
-        if constant is not None:  # it differs at the borders
-            none &= (constant.detach() == 0).transpose(0, 1).flatten(1).all(1)
+    numbers = [p.detach() for p in (layer.weight, getattr(layer, "constant", None)) if p is not None]
+    weight = numbers[0]
+    none = weight[(0, slice(None), *[0] * (weight.dim() - 2))] == 0  # one number of each tells that most have some
+    for weight in numbers:  # also a constant, which differs at the borders
+        if none.any():
+            none[none.clone()] = (weight[:, none] == 0).transpose(0, 1).flatten(1).all(1)
     return none if none.any() else None
 
 

@@ -25,7 +25,7 @@ _CLOSE = 1.05  # how closely the strongest groups are told from the others
 _FACTOR = 8  # by which the search for them goes on until there are too few
 
 Ahead = Callable[[float], AbstractContextManager[None]]
-Values = tuple[Target, tuple[Tensor, ...], list[Tensor]]
+Values = tuple[Target, tuple[Any, ...], list[Tensor]]
 
 
 def _groups(target: Target) -> Tensor:
@@ -52,6 +52,8 @@ class LastPath:
         self.targets = {t.names[0]: t for t in targets if t.l1 or t.group}
         self.groups: dict[str, list[int]] | None = None
         self.held = False
+        self._indexed: dict[str, list[int]] | None = None
+        self._places: list[tuple[Target, tuple[Any, ...]]] = []
 
     def alive(self) -> bool:
         dead = liveness(self.model).dead
@@ -66,8 +68,8 @@ class LastPath:
             with ahead(steps):
                 return self.alive()
 
-        self.groups = {}
         if not lives(0.0) or lives(_MOST):
+            self.groups = {}
             return
         alive, dead = 0.0, math.inf
         steps = 1.0
@@ -77,41 +79,43 @@ class LastPath:
             if steps < 1 / _MOST:
                 break
         with ahead(alive):
-            for name, target in self.targets.items():
-                self.groups[name] = _groups(target).flatten().nonzero().flatten().tolist()
+            self.groups = {
+                name: _groups(target).flatten().nonzero().flatten().tolist() for name, target in self.targets.items()
+            }
 
     def values(self) -> list[Values]:
         """Where the groups are, and their numbers, to be put back."""
-        found = []
-        for name, numbers in (self.groups or {}).items():
-            target = self.targets[name]
-            index = _places(target, numbers)
-            found.append((target, index, [p.detach()[(..., *index)].clone() for p in target.parameters]))
-        return found
+        if self._indexed is not self.groups:  # found once: this is done in every step
+            self._indexed = self.groups
+            kept = [(self.targets[name], numbers) for name, numbers in (self.groups or {}).items() if numbers]
+            self._places = [(target, (..., *_places(target, numbers))) for target, numbers in kept]
+        return [(target, index, [p.detach()[index] for p in target.parameters]) for target, index in self._places]
 
     @torch.no_grad()
     def put_back_(self, values: Sequence[Values], ahead: Ahead) -> bool:
         """After a step: whether the path was lost, and put back, for the first time."""
-        lost = [
-            (target, index, before, gone) for target, index, before in values if (gone := ~_groups(target)[index]).any()
-        ]
+        lost = []
+        for target, index, before in values:
+            now = target.parameters[0][index]
+            gone = (now == 0).all(0) if now.dim() > 1 else now == 0
+            if gone.any():
+                lost.append((target, index, before, gone))
         if not lost:
             return False
         if not self.held and self.alive():
             self.look(ahead)
             return False
         first, self.held = not self.held, True
-        after = [(target, [p.detach().clone() for p in target.parameters]) for target, *_ in values] if first else []
+        shrunk = [(t, [p.detach().clone() for p in t.parameters]) for t in self.targets.values()] if first else []
         for target, index, before, gone in lost:
             for p, value in zip(target.parameters, before, strict=True):
-                p[(..., *index)] = torch.where(gone, value, p[(..., *index)])
+                p[index] = torch.where(gone, value, p[index])
         if first:  # from now on no more than it takes
             if not liveness(self.model).notes:  # where not all was followed, more groups are safer than few
                 self._thin_out()
-            kept = {name: _places(self.targets[name], numbers) for name, numbers in (self.groups or {}).items()}
-            for target, shrunk in after:
-                for p, value in zip(target.parameters, shrunk, strict=True):
-                    index = (..., *kept[target.names[0]])
+            for target, values_after in shrunk:
+                index = (..., *_places(target, (self.groups or {})[target.names[0]]))
+                for p, value in zip(target.parameters, values_after, strict=True):
                     value[index] = p[index]
                     p.copy_(value)
         return first
@@ -134,6 +138,7 @@ class LastPath:
 
         for name, numbers in self.groups.items():
             leave(name, numbers)
+        thin: dict[str, list[int]] = {}
         for name, numbers in self.groups.items():
             size = whole[name][0].detach()
             strength = (size.square().sum(0) if size.dim() > 1 else size.abs())[_places(self.targets[name], numbers)]
@@ -146,7 +151,8 @@ class LastPath:
                     few, enough = (few, half) if lives_with(name, [*kept, *order[:half]]) else (half, enough)
                 kept.append(order[enough - 1])
                 order = order[: enough - 1]
-            self.groups[name] = sorted(kept)
+            thin[name] = sorted(kept)
+        self.groups = thin
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, so that a training that is resumed keeps the same path."""
