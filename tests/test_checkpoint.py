@@ -147,6 +147,7 @@ WRONG: dict[str, tuple[Damage, str]] = {
     "another weight": (add("model.x", torch.ones(1)), "x is not one of its tensors"),
     "weight of another shape": (put("model.", flatter), "another network than this one: .*, but should be"),
     "weight of another type": (put("model.", Tensor.double), "torch.float64"),
+    "weight that is no number": (put("model.", lambda t: t * float("nan")), "is not finite"),
     "no moment": (drop("exp_avg_sq"), "the optimizer's .*exp_avg_sq is missing"),
     "no state of a parameter": (forgotten, r"the optimizer's 0\.step is missing"),
     "moment of another shape": (put("exp_avg_sq", flatter), "the optimizer's .* is .*, but should be"),
