@@ -22,6 +22,8 @@ from quern.tensorfile import sealed
 from quern.train import Settings, fit
 from tests.test_train import Stop
 
+pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
+
 SETTINGS = Settings(epochs=2, heal=3, penalty=RQL(30.0) + GammaL1(20.0), lr=0.02, batch=16, compact_every=1)
 Damage = Callable[[dict[str, Tensor], dict[str, Any]], object]
 
@@ -147,6 +149,7 @@ WRONG: dict[str, tuple[Damage, str]] = {
     "another weight": (add("model.x", torch.ones(1)), "x is not one of its tensors"),
     "weight of another shape": (put("model.", flatter), "another network than this one: .*, but should be"),
     "weight of another type": (put("model.", Tensor.double), "torch.float64"),
+    "weight that is no number": (put("model.", lambda t: t * float("nan")), "is not finite"),
     "no moment": (drop("exp_avg_sq"), "the optimizer's .*exp_avg_sq is missing"),
     "no state of a parameter": (forgotten, r"the optimizer's 0\.step is missing"),
     "moment of another shape": (put("exp_avg_sq", flatter), "the optimizer's .* is .*, but should be"),

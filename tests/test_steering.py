@@ -466,6 +466,18 @@ def test_a_steered_run_stopped_anywhere_and_resumed_is_never_stopped(images: Ima
     assert one["costs"]["2.weight"] != one["costs"]["6.weight"]
 
 
+@pytest.mark.parametrize("wrong", [{"dense": {}}, {"dense": None}, {"steps": -1.0}, {"trials": [3]}], ids=str)
+def test_a_checkpoint_with_other_memories_is_refused(images: ImageSet, tmp_path: Path, wrong: dict[str, Any]) -> None:
+    steering = Steering(Budget(max_params=300), example(images))
+    with pytest.raises(Stopped):
+        fit(deep(), images, SHORT, tmp_path, watchers=[Stop(14, 15)], steer=steering)
+    tensors, state = checkpoint.load(tmp_path / "last.safetensors")
+    assert state["steered"]
+    checkpoint.save(tmp_path / "last.safetensors", tensors, {**state, "steered": {**state["steered"], **wrong}})
+    with pytest.raises(TrainingError, match=r"does not say how λ was steered so far \(.*\): begin again\.$"):
+        fit(deep(), images, SHORT, tmp_path, resume=True, steer=steering)
+
+
 def test_what_cannot_be_steered_is_refused(images: ImageSet) -> None:
     for change in ({"optimizer": "adam", "compact_every": 0}, {"penalty": None, "compact_every": 0}):
         with pytest.raises(TrainingError, match="λ is steered in one process"):

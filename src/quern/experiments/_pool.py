@@ -38,7 +38,8 @@ class Task:
         if self.record is not None:
             return self.run.epochs
         try:
-            return len((self.folder / "history.jsonl").read_text(encoding="utf-8").splitlines())
+            lines = (self.folder / "history.jsonl").read_bytes().count(b"\n")
+            return min(lines, self.run.epochs)
         except OSError:
             return 0
 

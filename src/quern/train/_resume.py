@@ -80,6 +80,8 @@ def check_network(tensors: dict[str, Tensor], network: nn.Module) -> None:
             raise ValueError(f"{short(name)} is {'missing' if name in state else 'not one of its tensors'}")
     for name, value in state.items():
         _check_tensor(name, tensors[name], value.shape, value.dtype)
+        if not torch.isfinite(tensors[name]).all():  # such weights are not saved
+            raise ValueError(f"{short(name)} is not finite")
 
 
 def check_frozen(masks: dict[str, Tensor], network: nn.Module) -> None:
