@@ -1,7 +1,9 @@
-# `make demo` and `make test` are all a new machine needs: python3 (3.11 or later) with venv, and npm for pyright.
+# `make demo` and `make test` are all a new machine needs: python3 (3.11 or later) with venv; for the tests also npm, which pyright runs on.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+DEVELOP := .venv/.ready-to-develop
+PIP = $(BIN)/pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable
 
 .PHONY: demo test check bench setup chromium clean
 
@@ -13,13 +15,13 @@ test: check chromium
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not unchecked"
 	QUERN_TYPECHECK=0 $(BIN)/python -m pytest -n 2 -q -m unchecked
 
-check: $(READY)
+check: $(DEVELOP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
-bench: $(READY)
+bench: $(DEVELOP)
 	$(BIN)/python benchmarks/layers.py --json benchmarks/layers.json
 	$(BIN)/python benchmarks/chart.py
 	$(BIN)/python benchmarks/training.py --json benchmarks/training.json
@@ -35,10 +37,14 @@ chromium:
 	fi; \
 	command -v chromium || echo "*** NO CHROMIUM: the tests of reports in a browser will be SKIPPED; install it by hand. ***"
 
-# Set up anew when what is to be installed has changed, and not otherwise.
+# Set up anew when what is to be installed has changed, and not otherwise. The demo does not wait for developers' tools.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PIP) .
+	touch $@
+
+$(DEVELOP): $(READY)
+	$(PIP) '.[dev]'
 	touch $@
 
 clean:

@@ -392,12 +392,6 @@ def test_a_file_that_computes_something_else_is_not_kept(tmp_path: Path, monkeyp
         )
 
 
-def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    write = partial(to_onnx, nn.Sequential(qnn.QLinear(8, 8)), tmp_path / "net.onnx", torch.randn(2, 8))
-    refused(r"packages that are not installed .*: pip install 'quern\[onnx\]'\.$", tmp_path, write)
-
-
 def dead() -> Any:
     """The last layer sees nothing but constants."""
     model: Any = nn.Sequential(qnn.QConv2d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 9, 3))

@@ -1,5 +1,6 @@
 """The package itself: light to import, one version, checkers that can fail."""
 
+import re
 import runpy
 import subprocess
 import sys
@@ -19,8 +20,28 @@ def test_import_does_not_wait_for_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_import_does_not_wait_for_the_compiler() -> None:
+    """``torch._dynamo`` takes as long to load as the rest of torch."""
+    load = f"import quern, sys; [getattr(quern, name) for name in {quern.__all__}]"
+    code = f"{load}; assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_we_say_to_install_is_ours() -> None:
+    """The distribution is quern-nn: quern on the package index is somebody else's."""
+    extras = set(metadata.metadata("quern-nn").get_all("Provides-Extra") or [])
+    root, advised = Path(__file__).parent.parent, []
+    for pattern in ("*.md", "*.toml", "Makefile", "src/**/*.py", "src/**/*.html*", "docs/**/*.md", "examples/*.py"):
+        for path in root.glob(pattern):
+            for command in re.findall(r"pip install ([^\n]+)", path.read_text()):
+                assert not re.search(r"\bquern\b(?!-nn)", command), (path, command)
+                advised += re.findall(r"quern-nn(?:\[([^\]]*)\])?", command)
+    assert advised
+    assert {extra for names in advised for extra in names.split(",") if extra} <= extras
+
+
 def test_version_and_names() -> None:
-    assert metadata.version("quern") == quern.__version__
+    assert metadata.version("quern-nn") == quern.__version__
     assert set(quern.__all__) <= set(dir(quern))
     with pytest.raises(AttributeError, match="no attribute 'pickle'"):
         quern.pickle  # noqa: B018

@@ -34,7 +34,7 @@ from quern.data import Images, ImageSet
 from quern.distributed import Team
 from quern.environment import facts
 from quern.errors import DeadNetworkWarning, Stopped, TrainingError
-from quern.export import check_onnx, to_onnx
+from quern.export import to_onnx
 from quern.files import claimed, sweep, write_text
 from quern.penalties import GammaL1, Penalty
 from quern.records import Begun, Chance, Network
@@ -385,7 +385,6 @@ def _check(model: nn.Module, settings: Settings, budget: Budget, batches: Source
         settings.penalty.targets(model)
     except ValueError as reason:
         raise TrainingError(str(reason)) from reason
-    check_onnx()
     plan(model, batches.example)
     check_possible(budget, model, settings.penalty, batches.example, batches.about())
 

@@ -163,7 +163,7 @@ def _on_dask(calls: Sequence[Call], jobs: int, address: str | None) -> Iterator[
     try:
         from distributed import Client, as_completed
     except ImportError:
-        raise RecordError("--backend dask needs the dask package: pip install 'quern[dask]'.") from None
+        raise RecordError("--backend dask needs the dask package: pip install 'quern-nn[dask]'.") from None
     own: dict[str, Any] = {"n_workers": jobs, "threads_per_worker": 1, "dashboard_address": ":0"}
     try:
         client = Client(address, timeout=ANSWER, set_as_default=False, **({} if address else own))

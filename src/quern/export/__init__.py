@@ -1,9 +1,9 @@
 """Networks for other programs: plain ``torch.nn``, a ``torch.export`` file, ONNX, ONNX in 8 bits."""
 
 from quern.export._int8 import Int8Report, to_int8
-from quern.export._onnx import accuracy, check_onnx, open_session, to_onnx
+from quern.export._onnx import accuracy, open_session, to_onnx
 from quern.export._program import ExportReport, Pixels, to_pt2
 from quern.export._real import to_real
 
-__all__ = ["ExportReport", "Int8Report", "Pixels", "accuracy", "check_onnx", "open_session"]
+__all__ = ["ExportReport", "Int8Report", "Pixels", "accuracy", "open_session"]
 __all__ += ["to_int8", "to_onnx", "to_pt2", "to_real"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quern.compact import warn_dead
 from quern.errors import DeadNetworkWarning, ExportError
-from quern.export._onnx import needs_onnx, open_session, run
+from quern.export._onnx import open_session, run
 from quern.export._program import check_place, first_line, quiet, writing
 
 __all__ = ["Int8Report", "to_int8"]
@@ -50,7 +50,7 @@ def to_int8(
     larger ones overflow. 8 is a little more precise on the others. A file that gives all of the images the same scores
     is a warning.
     """
-    with needs_onnx(), quiet():
+    with quiet():
         import onnx
         from onnxruntime import quantization as q
         from onnxruntime.quantization.shape_inference import quant_pre_process

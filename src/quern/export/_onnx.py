@@ -1,7 +1,5 @@
 """ONNX: a file that any runtime can run, checked against the network before it gets its name."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +11,7 @@ from quern.errors import ExportError
 from quern.export._program import ExportReport, Pixels, Program, check_place, first_line, quiet, writing
 from quern.files import path_or_content
 
-__all__ = ["accuracy", "check_onnx", "open_session", "to_onnx"]
-
-
-@contextlib.contextmanager
-def needs_onnx() -> Iterator[None]:
-    try:
-        yield
-    except ImportError as reason:
-        raise ExportError(
-            f"ONNX needs packages that are not installed ({first_line(reason)}): pip install 'quern[onnx]'."
-        ) from reason
-
-
-def check_onnx() -> None:
-    """One sentence if the packages to write and run ONNX with are not installed."""
-    with needs_onnx(), quiet():
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401, what torch writes ONNX with
+__all__ = ["accuracy", "open_session", "to_onnx"]
 
 
 def to_onnx(
@@ -48,7 +28,6 @@ def to_onnx(
     images with ``pixels``), on which onnxruntime must give the scores that ``model.eval()`` gives, up to rounding. A
     network whose output does not depend on its input any more is a warning.
     """
-    check_onnx()
     import onnx
 
     path = Path(path)
@@ -99,7 +78,7 @@ def _tidied(model: Any) -> Any:
 def open_session(path: Path, threads: int | None = None, *, spinning: bool = True) -> Any:
     """The ONNX file in onnxruntime, on ``threads`` threads of the CPU (as many as it likes if None), which wait for
     work by ``spinning`` or not."""
-    with needs_onnx(), quiet():
+    with quiet():
         import onnxruntime
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors

@@ -4,6 +4,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.nn.utils.rnn import PackedSequence
 
 from quern.cache import WeightCache
@@ -167,7 +168,11 @@ class _QRecurrent(nn.Module):
         return said
 
 
-_uncompiled_lstm: Any = torch.compiler.disable(torch.lstm)
+@_disable_dynamo  # torch.compiler.disable would load the compiler at import: two seconds for every program
+def _uncompiled_lstm(*arguments: Any) -> Any:
+    return torch.lstm(*arguments)
+
+
 _ELMAN = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}
 
 
