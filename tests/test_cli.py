@@ -17,7 +17,7 @@ from PIL import Image
 
 from quern import checkpoint
 from quern.train import Result
-from tests.commands import environment, quern, refused, start
+from tests.commands import environment, here, quern, refused, start
 
 pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
 
@@ -46,6 +46,21 @@ def test_help_is_quick_and_has_examples() -> None:
     out, _ = quern("train", "--help")
     assert "quern train --resume --out" in out
     assert quern("--version")[0].startswith("quern ")
+
+
+def test_help_of_every_command() -> None:
+    from quern import models
+    from quern.cli._train import MODELS, REAL_MODELS
+
+    commands = ("compress", "train", "show", "reproduce", "tune", "report", "compact", "export", "bench", "data fetch")
+    for command in ("", *commands):
+        out, _ = here(*command.split(), "--help")
+        assert "<bool>" not in out, command
+        assert "<list[float]>" not in out, command
+        assert "Examples:" in out or command in ("", "show", "data fetch"), command
+    assert {*MODELS, *REAL_MODELS} == set(models.BUILDERS)
+    for command in ("compress", "train"):
+        assert all(name in here(command, "--help")[0] for name in MODELS)
 
 
 def test_a_run_says_what_it_reached(straight: tuple[Path, str, str]) -> None:

@@ -26,7 +26,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from quern import data
-from quern.data import _formats, _sources
+from quern.data import _formats, _sets, _sources
 from quern.data._formats import BadFile
 from quern.data._sources import SOURCES, obtain, read_cache
 from quern.errors import DataError
@@ -704,7 +704,7 @@ def test_the_split_is_always_the_same(large: World) -> None:
 
 def test_the_numbers_of_the_split_do_not_change_with_numpy() -> None:
     images = data.Images(torch.from_numpy(numbered(60000)), torch.zeros(60000, dtype=torch.int64))
-    rest, taken = data._split(images, 5000)
+    rest, taken = _sets._split(images, 5000)
     assert number_of(taken)[:5] == [17, 28, 50, 66, 72]
     assert len(set(number_of(taken)) | set(number_of(rest))) == 60000
 
@@ -719,7 +719,7 @@ def test_what_is_known_of_mnist_and_cifar10(large: World, monkeypatch: pytest.Mo
     assert found.train.labels.dtype == torch.int64
     found.train.pixels[0] = 0  # the pixels can be written to
     many = {k: np.repeat(v[:, :, :2, :1] if v.ndim == 4 else v, 600, 0) for k, v in CIFAR10.items()}
-    monkeypatch.setattr(data, "obtain", lambda *_: many)
+    monkeypatch.setattr("quern.data._sets.obtain", lambda *_: many)
     colours = data.cifar10()
     assert colours.shape == (3, 2, 1)
     assert colours.classes[3] == "cat"
@@ -936,14 +936,14 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     root = pictures(tmp_path / "mine")
     put(root / "b", {"notes.txt": b"no image"})
     put(root / ".hidden", {"x.png": b""})
-    found = data.image_folder(root)
+    found = data.image_folder(root, gray=False)
     assert found.name == "mine"
     assert found.classes == ("a", "b")
     assert found.shape == (3, 4, 6)
     assert (len(found.train), len(found.val), len(found.test)) == (16, 1, 3)
     pixels = np.stack([solid(10 * (n + 1) + c).transpose(2, 0, 1) for c in (0, 1) for n in range(10)])
     assert contents(found.train, found.val, found.test) == wanted(pixels, np.arange(20) // 10)
-    again = data.load(root)
+    again = data.load(root, gray=False)
     assert torch.equal(again.test.pixels, found.test.pixels)
     assert again.sums == found.sums
 
@@ -973,7 +973,7 @@ def test_images_are_turned_as_their_camera_says(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # the first column is the top
     put(root / "b", {"turned.jpg": picture(lying, "JPEG", quality=100, subsampling=0, exif=exif)})
-    found = data.image_folder(root)
+    found = data.image_folder(root, gray=False)
     assert found.shape == (3, 4, 6)
     everything = torch.cat([found.train.pixels, found.val.pixels, found.test.pixels])
     (turned,) = [image for image in everything if int(image.max()) > 200]
@@ -985,7 +985,7 @@ def test_images_are_resized(tmp_path: Path) -> None:
     root = pictures(tmp_path)
     half = np.concatenate([solid(0, 40, 10), solid(250, 40, 10)], 1)
     put(root / "b", {"half.png": picture(half)})
-    found = data.load(root, size=5)
+    found = data.load(root, size=5, gray=False)
     assert found.shape == (3, 5, 5)
     everything = torch.cat([found.train.pixels, found.val.pixels, found.test.pixels])
     (resized,) = [image for image in everything if int(image.max()) > 240]
@@ -1072,7 +1072,7 @@ def test_load_takes_names_files_and_folders(large: World, monkeypatch: pytest.Mo
     assert data.load("digits").name == "digits"
     assert data.load("mnist", large.folder).name == "mnist"
     assert data.load("~/mine.npz").name == "mine"
-    assert data.load(large.root / "folder", size=3).shape == (3, 3, 3)
+    assert data.load(large.root / "folder", size=3, gray=False).shape == (3, 3, 3)
     assert data.NAMES == ("mnist", "cifar10", "digits")
 
 
@@ -1108,13 +1108,20 @@ def test_data_list_says_what_is_there(tmp_path: Path) -> None:
 
 def test_data_verify_of_a_missing_and_a_damaged_set(tmp_path: Path) -> None:
     put(tmp_path, {"cifar10.safetensors": b"garbage"})
-    done = quern(tmp_path, "verify")
+    done = quern(tmp_path, "verify", "mnist", "cifar10")
     assert done.returncode == 1
     assert done.stderr == ""
     missing, damaged = done.stdout.splitlines()
     assert missing == "mnist is not in the cache; fetch it with: quern data fetch mnist"
     assert damaged.startswith(f"{tmp_path / 'cifar10.safetensors'} cannot be read")
     assert (tmp_path / "cifar10.safetensors").read_bytes() == b"garbage"
+    assert quern(tmp_path, "verify").stdout == f"{damaged}\n"  # what was not fetched is not missed
+
+
+def test_data_verify_before_anything_was_fetched_is_no_error(tmp_path: Path) -> None:
+    done = quern(tmp_path, "verify")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "nothing to verify: none of mnist, cifar10 was fetched yet\n"
 
 
 def test_data_fetch_of_an_unknown_name(tmp_path: Path) -> None:
@@ -1139,6 +1146,59 @@ def test_data_fetch_and_verify_of_a_whole_set(world: World, capsys: pytest.Captu
     assert printed.err == f"mnist from {world.folder}, SHA-256 as published.\n"
     _data.data_verify(["mnist"])
     assert capsys.readouterr().out == "mnist: as published\n"
+
+
+def folder_of(root: Path, images: list[np.ndarray], kind: str = "png") -> Path:
+    """A folder with two classes of 12 images each; those that are not given are black."""
+    for number in range(24):
+        place = root / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = images[number] if number < len(images) else np.zeros_like(images[0])
+        Image.fromarray(pixels).save(place / f"{number:02d}.{kind}")
+    return root
+
+
+@given(st.data())
+def test_a_folder_is_gray_if_no_pixel_has_a_colour(data_: st.DataObject) -> None:
+    """Any mixture of gray and RGB files, one of which may have one pixel with a colour, wherever it stands."""
+    gray = hnp.arrays(np.uint8, (3, 2))
+    images = [
+        np.repeat(pixels[..., None], 3, 2) if as_rgb else pixels
+        for pixels, as_rgb in data_.draw(st.lists(st.tuples(gray, st.booleans()), min_size=1, max_size=24))
+    ]
+    coloured = data_.draw(st.none() | st.integers(0, len(images) - 1))
+    if coloured is not None:
+        images[coloured] = np.repeat(images[coloured].reshape(3, 2, -1)[..., :1], 3, 2)
+        images[coloured][data_.draw(st.integers(0, 2)), 1, data_.draw(st.integers(0, 2))] ^= 128
+    with tempfile.TemporaryDirectory() as root:
+        guessed = data.image_folder(folder_of(Path(root), images))
+        as_told = data.image_folder(root, gray=coloured is None)
+    assert guessed.shape[0] == (1 if coloured is None else 3)
+    assert guessed.sums == as_told.sums
+
+
+def test_gray_and_colour_in_train_and_test_go_together(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    gray = np.full((4, 4), 7, np.uint8)
+    colour = np.dstack([gray, gray, gray + 1])
+    for one, other in ((gray, colour), (colour, gray)):
+        root = tmp_path / str(one.ndim)
+        folder_of(root / "train", [one])
+        folder_of(root / "test", [other])
+        with caplog.at_level("INFO", "quern.data"):
+            found = data.image_folder(root)
+        assert found.shape == (3, 4, 4)
+        assert found.sums == data.image_folder(root, gray=False).sums
+        assert f"{root} is read as colour images; --gray (gray=True) reads it otherwise." in caplog.messages
+    with caplog.at_level("INFO", "quern.data"):
+        data.image_folder(folder_of(tmp_path / "gray", [gray]))
+    assert caplog.messages[-1].endswith("gray is read as gray images; --color (gray=False) reads it otherwise.")
+
+
+def test_gray_and_colour_are_for_folders(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", images=PIXELS, labels=LABELS)
+    for source in ("digits", tmp_path / "mine.npz"):
+        with pytest.raises(DataError, match="--gray and --color are for folders of images"):
+            data.load(source, gray=True)
 
 
 def test_sets_of_ones_own_are_not_taken_for_known_ones(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_a_set_that_would_not_fit_is_refused_before_memory_is_taken(tmp_path: Pa
     root = pictures(tmp_path / "mine")
     for side in (6000, 1_000_000, 10**30):
         with pytest.raises(DataError, match=f"20 images of {side} x {side} pixels take .* GB of memory") as caught:
-            data.load(root, size=side)
+            data.load(root, size=side, gray=False)
         assert "smaller --image-size" in one_sentence(caught.value)
     said = refused("train", "--dataset", root, "--image-size", 1_000_000)
     assert "say a smaller --image-size (size=), or give fewer images." in said
@@ -170,16 +170,16 @@ def test_many_images_that_would_not_fit_are_refused_at_the_first(
 ) -> None:
     root = pictures(tmp_path / "mine")
     monkeypatch.setattr(_pictures, "SET_BYTES", 20 * 3 * 6 * 4)
-    assert len(data.load(root).test) == 3
+    assert len(data.load(root, gray=False).test) == 3
     (root / "b" / "one more.png").write_bytes(png())
     with pytest.raises(DataError, match="21 images of 4 x 6 pixels take"):
-        data.load(root)
+        data.load(root, gray=False)
 
 
 def test_images_beyond_the_memory_of_the_machine(tmp_path: Path) -> None:
     root = pictures(tmp_path / "mine")
     with pytest.raises(DataError, match="the memory does not suffice for 20 images of 5000 x 5000 pixels") as caught:
-        data.load(root, size=5000)
+        data.load(root, size=5000, gray=False)
     one_sentence(caught.value)
 
 

@@ -11,6 +11,7 @@ import typer
 import quern
 from quern.cli import _compress, _data, _models, _report, _reproduce, _show, _train, _tune
 from quern.cli._console import err_console, say, warnings_as_sentences
+from quern.cli._help import Command, Group
 from quern.errors import QuernError, Stopped
 from quern.schema import visible
 
@@ -22,16 +23,20 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    cls=Group,
 )
-app.command(epilog=_compress.EXAMPLES)(_compress.compress)
-app.command(epilog=_train.EXAMPLES)(_train.train)
-app.command()(_show.show)
-app.command(epilog=_reproduce.EXAMPLES)(_reproduce.reproduce)
-app.command(epilog=_tune.EXAMPLES)(_tune.tune)
-app.command(epilog=_report.EXAMPLES)(_report.report)
-app.command()(_models.compact)
-app.command()(_models.export)
-app.command()(_models.bench)
+for _function, _examples in (
+    (_compress.compress, _compress.EXAMPLES),
+    (_train.train, _train.EXAMPLES),
+    (_show.show, None),
+    (_reproduce.reproduce, _reproduce.EXAMPLES),
+    (_tune.tune, _tune.EXAMPLES),
+    (_report.report, _report.EXAMPLES),
+    (_models.compact, _models.COMPACT_EXAMPLES),
+    (_models.export, _models.EXPORT_EXAMPLES),
+    (_models.bench, _models.BENCH_EXAMPLES),
+):
+    app.command(cls=Command, epilog=_examples)(_function)
 app.add_typer(_data.app, name="data")
 
 

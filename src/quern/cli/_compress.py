@@ -16,7 +16,19 @@ from quern.cli import _train
 from quern.cli._console import err_console, out_console, say
 from quern.cli._folder import is_compressed
 from quern.cli._models import network_file
-from quern.cli._train import DATASET_HELP, DataDir, Dropout, ImageSize, Json, Names, Norm, Quiet
+from quern.cli._train import (
+    DATASET_HELP,
+    MODELS,
+    NORM_HELP,
+    DataDir,
+    Dropout,
+    Gray,
+    ImageSize,
+    Json,
+    Names,
+    Norm,
+    Quiet,
+)
 from quern.errors import TrainingError
 from quern.records import CompressConfig
 
@@ -71,9 +83,13 @@ def compress(
     dataset: Annotated[str, _network(help=DATASET_HELP)] = "digits",
     data_dir: DataDir = None,
     image_size: ImageSize = None,
-    model: Annotated[str | None, _network(help="A network of quern.models.", show_default="by data set")] = None,
+    gray: Gray = None,
+    model: Annotated[
+        str | None, _network(help=f"{', '.join(MODELS)}.", show_default="by data set; qresnet20 for yours")
+    ] = None,
     norm: Annotated[
-        Norm | None, _network(help="Batch normalisation.", show_default="after_conv, where the network takes it")
+        Norm | None,
+        _network(metavar="<norm>", help=NORM_HELP, show_default="after_conv, where the network takes it"),
     ] = None,
     dropout: Dropout = None,
     start: Start = None,
@@ -118,6 +134,7 @@ def compress(
             "dataset": _train.dataset_name(dataset),
             "data_dir": str(data_dir.resolve()) if data_dir else None,
             "image_size": image_size,
+            "gray": gray,
             "model": model,
             "start": str(start.resolve()) if start else None,
             "options": {k: v for k, v in (("norm", norm), ("dropout", dropout)) if v is not None},

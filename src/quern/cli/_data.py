@@ -6,13 +6,14 @@ from typing import Annotated
 import typer
 
 from quern.cli._console import Fetching, say
+from quern.cli._help import Command, Group
 from quern.errors import QuernError
 
-app = typer.Typer(help="Data sets: what there is, fetching, checking.", no_args_is_help=True)
+app = typer.Typer(help="Data sets: what there is, fetching, checking.", no_args_is_help=True, cls=Group)
 DataDir = Annotated[Path | None, typer.Option(help="A folder with the original files of the data set.")]
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def data_list() -> None:
     """The data sets quern knows, and where they are."""
     from quern import data
@@ -28,7 +29,7 @@ def data_list() -> None:
         say(f"{name:8s} {where}")
 
 
-@app.command("fetch")
+@app.command("fetch", cls=Command)
 def data_fetch(
     names: Annotated[list[str], typer.Argument(help="mnist, cifar10")],
     data_dir: DataDir = None,
@@ -44,20 +45,25 @@ def data_fetch(
             say(f"{name}: {path}")
 
 
-@app.command("verify")
+@app.command("verify", cls=Command)
 def data_verify(
-    names: Annotated[list[str] | None, typer.Argument(help="mnist, cifar10; by default both")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="mnist, cifar10", show_default="those that were fetched")
+    ] = None,
 ) -> None:
     """Check the data sets in the cache against their published SHA-256 sums."""
     from quern import data
 
-    fetched = [name for name in data.NAMES if name != "digits"]
-    if unknown := [name for name in names or [] if name not in fetched]:
-        raise QuernError(f"there is no {unknown[0]} to verify: give {' or '.join(fetched)}.")
+    known = [name for name in data.NAMES if name != "digits"]
+    if unknown := [name for name in names or [] if name not in known]:
+        raise QuernError(f"there is no {unknown[0]} to verify: give {' or '.join(known)}.")
+    fetched = [name for name in known if data.cache_file(name).exists()]
     wrong = False
     for name in names or fetched:
         problem = data.verify(name)
         wrong |= problem is not None
         say(problem or f"{name}: as published")
+    if not names and not fetched:
+        say(f"nothing to verify: none of {', '.join(known)} was fetched yet")
     if wrong:
         raise typer.Exit(1)

@@ -19,6 +19,36 @@ if TYPE_CHECKING:
     from quern.data import ImageSet
     from quern.export import Pixels
 
+COMPACT_EXAMPLES = """
+Examples:
+
+  quern compact runs/mnist-rql --out small.safetensors
+
+  quern compact model.safetensors --tol 1e-3 --out small.safetensors    (what the paper counts as zero)
+
+  quern compact runs/photos --dataset photos/ --out small.safetensors    (checked on these images)
+"""
+EXPORT_EXAMPLES = """
+Examples:
+
+  quern export runs/demo small.onnx
+
+  quern export runs/demo small.onnx --pixels uint8    (takes images as they are in files)
+
+  quern export small.safetensors small-int8.onnx --int8 --dataset mnist
+
+  quern export small.safetensors small.pt2
+"""
+BENCH_EXAMPLES = """
+Examples:
+
+  quern bench runs/mnist-rql    (before and after compaction)
+
+  quern bench runs/demo/dense runs/demo/small --batch 1 --threads 1
+
+  quern bench small.safetensors small-int8.onnx --out bench.json
+"""
+
 ModelFile = Annotated[Path, typer.Argument(help="A network: the folder of a run, or a .safetensors file of quern.")]
 Tol = Annotated[float, typer.Option(help="Weights up to this count as zero; above 0, outputs change.")]
 Json = Annotated[
@@ -68,10 +98,11 @@ def _images(about: dict[str, Any], dataset: str | None, data_dir: Path | None, p
         if name != "digits" and not data.cache_file(name).exists():
             say(f"not checked on images: {name} is not here; say --dataset {name} to fetch it", err_console)
             return None
-    _, height, width = _shape(about, path)
-    size = height if Path(name).is_dir() and height == width and name not in data.NAMES else None
+    channels, height, width = _shape(about, path)
+    folder = name not in data.NAMES and Path(name).is_dir()  # to be read as the network knows images
+    size, gray = (height if height == width else None, channels == 1) if folder else (None, None)
     with Fetching(quiet=False) as progress:
-        found = data.load(name, data_dir, size, progress)
+        found = data.load(name, data_dir, size, progress, gray)
     known = about.get("images") or {}
     if "mean" in known and "std" in known and len(known["mean"]) == found.shape[0]:  # as the network knows images
         found = replace(found, mean=tuple(known["mean"]), std=tuple(known["std"]))

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 PENALTIES = ("l1", "l2", "rq", "rql", "gamma", "gamma-beta")
 DATASET_HELP = "mnist, cifar10, digits, an .npz file, or a folder with a folder of images per class."
+NORM_HELP = "Batch normalisation: none, after_conv or after_activation."
+# As in quern.models, which is not loaded for a page of help.
+MODELS = ("mnist_qcnn", "cifar_qcnn", "digits_qcnn", "qresnet20")
+REAL_MODELS = ("mnist_cnn", "cifar_cnn", "digits_cnn", "resnet20")
 
 EXAMPLES = """
 Examples:
@@ -64,6 +68,14 @@ Norm = Literal["none", "after_conv", "after_activation"]
 DataDir = Annotated[Path | None, _network(help="A folder with the original files of the data set.")]
 Dropout = Annotated[float | None, _network(help="Dropout of the network.", show_default="the network's")]
 ImageSize = Annotated[int | None, _network(help="Resize the images of a folder to this height and width.")]
+Gray = Annotated[
+    bool | None,
+    _network(
+        "--gray/--color",
+        help="Read the images of a folder with one channel, or with three.",
+        show_default="gray if no pixel has a colour",
+    ),
+]
 Precision = Literal["float32", "bfloat16"]
 
 
@@ -72,8 +84,15 @@ def train(
     dataset: Annotated[str, _network(help=DATASET_HELP)] = "digits",
     data_dir: DataDir = None,
     image_size: ImageSize = None,
-    model: Annotated[str | None, _network(help="A network of quern.models.", show_default="by data set")] = None,
-    norm: Annotated[Norm | None, _network(help="Batch normalisation.", show_default="none")] = None,
+    gray: Gray = None,
+    model: Annotated[
+        str | None,
+        _network(
+            help=f"{', '.join(MODELS)}; real-valued: {', '.join(REAL_MODELS)}.",
+            show_default="by data set; qresnet20 for yours",
+        ),
+    ] = None,
+    norm: Annotated[Norm | None, _network(metavar="<norm>", help=NORM_HELP, show_default="none")] = None,
     dropout: Dropout = None,
     out: Out = None,
     resume: Resume = False,
@@ -120,6 +139,7 @@ def train(
             "dataset": dataset_name(dataset),
             "data_dir": str(data_dir.resolve()) if data_dir else None,
             "image_size": image_size,
+            "gray": gray,
             "model": model,
             "options": {k: v for k, v in (("norm", norm), ("dropout", dropout)) if v is not None},
             "threads": threads,
@@ -259,8 +279,8 @@ def images_of(config: dict[str, Any], out: Path | None, resume: bool, quiet: boo
     from quern import data
 
     with Fetching(quiet) as progress:
-        folder = config["data_dir"]
-        images = data.load(config["dataset"], Path(folder) if folder else None, config["image_size"], progress)
+        folder = Path(config["data_dir"]) if config["data_dir"] else None
+        images = data.load(config["dataset"], folder, config["image_size"], progress, config.get("gray"))
     if resume and config["sums"] != images.sums:
         raise TrainingError(f"{config['dataset']} is not the data that {out} was trained on: its SHA-256 sums differ.")
     return images

@@ -35,37 +35,46 @@ def decoded(file: BufferedReader | BytesIO, gray: bool = False) -> "Image":
             return image.convert("L" if gray else "RGB")
 
 
-def read_pictures(files: list[Path], side: int | None, gray: bool) -> NDArray[np.uint8]:
-    """The images as one array ``(n, channels, height, width)``, resized to ``side`` if that is given."""
+def read_pictures(files: list[Path], side: int | None, gray: bool | None) -> NDArray[np.uint8]:
+    """The images as one array ``(n, channels, height, width)``, resized to ``side`` if that is given. If ``gray`` is
+    None there is one channel unless some pixel has a colour."""
     from PIL import Image
 
-    pixels = _array(len(files), side, side, gray) if side is not None else None
+    channels = 3 if gray is False else 1
+    pixels = _array(len(files), channels, side, side) if side is not None else None
     for number, path in enumerate(files):
-        image = _read(path, gray)
+        image = _read(path, bool(gray))
         if side is not None:
             image = image.resize((side, side), Image.Resampling.BILINEAR)
         if pixels is None:
-            pixels = _array(len(files), image.height, image.width, gray)
+            pixels = _array(len(files), channels, image.height, image.width)
         height, width = pixels.shape[2:]
         if image.size != (width, height):
             raise DataError(
                 f"{path} has {image.width} x {image.height} pixels, others {width} x {height}: "
                 "say --image-size (size=) to make all images equal."
             )
-        pixels[number] = np.asarray(image).reshape(height, width, -1).transpose(2, 0, 1)
+        values = np.asarray(image).reshape(height, width, -1).transpose(2, 0, 1)
+        if gray is None and len(pixels[0]) == 1:
+            if (values == values[:1]).all():
+                values = values[:1]
+            else:  # the first with a colour: those before it get three equal channels
+                so_far = pixels[:number]
+                pixels = _array(len(files), 3, height, width)
+                pixels[:number] = so_far
+        pixels[number] = values
     assert pixels is not None
     return pixels
 
 
-def _array(count: int, height: int, width: int, gray: bool) -> NDArray[np.uint8]:
-    shape = (count, 1 if gray else 3, height, width)
-    if (wanted := count * shape[1] * height * width) > SET_BYTES:
+def _array(count: int, channels: int, height: int, width: int) -> NDArray[np.uint8]:
+    if (wanted := count * channels * height * width) > SET_BYTES:
         raise DataError(
             f"{count:,} images of {height} x {width} pixels take {size(wanted)} of memory, more than the "
             f"{size(SET_BYTES)} a set may have: say a smaller --image-size (size=), or give fewer images."
         )
     try:
-        return np.empty(shape, np.uint8)
+        return np.empty((count, channels, height, width), np.uint8)
     except MemoryError:
         raise DataError(
             f"the memory does not suffice for {count:,} images of {height} x {width} pixels: say a smaller "

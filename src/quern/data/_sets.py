@@ -1,10 +1,7 @@
-"""Image sets, whole in memory as bytes: MNIST, CIFAR-10, digits, a folder of images, an npz file.
+"""Sets of images in memory, and how they are made: by name, from a folder, from an npz file."""
 
-``load("mnist")`` fetches a set on first use and checks it against pinned SHA-256 sums. Every set has the same fixed
-split into training, validation and test images; normalisation happens per batch, by ``ImageSet.normalize``.
-"""
-
-from dataclasses import dataclass, field
+import logging
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +13,14 @@ from torch import Tensor
 from quern.data._formats import Arrays
 from quern.data._npz import read_npz
 from quern.data._pictures import read_pictures
-from quern.data._sources import SOURCES, BadFile, Progress, cache_file, cache_folder, obtain, read_cache, sums
+from quern.data._sources import NAMES, SOURCES, Progress, obtain, sums
 from quern.errors import DataError
 from quern.files import printable
 
-__all__ = ["NAMES", "ImageSet", "Images", "cache_file", "cache_folder", "cifar10", "digits", "fetch", "image_folder"]
-__all__ += ["load", "mnist", "npz", "verify"]
+__all__ = ["ImageSet", "Images", "cifar10", "digits", "image_folder", "load", "mnist", "npz"]
 
-NAMES = (*SOURCES, "digits")
+log = logging.getLogger("quern.data")
+
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 NPZ_ARRAYS = ("images", "labels", "test_images", "test_labels")
 DIGITS_SUMS = {
@@ -86,26 +83,31 @@ class ImageSet:
 
 
 def load(
-    source: str | Path, data_dir: Path | str | None = None, size: int | None = None, progress: Progress | None = None
+    source: str | Path,
+    data_dir: Path | str | None = None,
+    size: int | None = None,
+    progress: Progress | None = None,
+    gray: bool | None = None,
 ) -> ImageSet:
     """A set by name (``mnist``, ``cifar10``, ``digits``), or from an ``.npz`` file or a folder with a folder per class.
 
-    ``data_dir`` is a folder with the original files of a named set; ``size`` makes the images of a folder equal.
+    ``data_dir`` is a folder with the original files of a named set; ``size`` and ``gray`` are for folders of images
+    (:func:`image_folder`).
     """
-    if str(source) in NAMES:
-        if size is not None:
-            raise DataError(f"{source} has images of one size; --image-size is for folders of images.")
-        if str(source) == "digits":
-            return digits()
-        return (mnist if str(source) == "mnist" else cifar10)(data_dir, progress)
     path = Path(source).expanduser()
-    if path.is_dir():
-        return image_folder(path, size)
-    if path.suffix == ".npz" and path.exists():
-        if size is not None:
-            raise DataError(f"{source} has images of one size; --image-size is for folders of images.")
-        return npz(path)
-    raise DataError(f"there is no data set {source}: give one of {', '.join(NAMES)}, an .npz file, or a folder.")
+    if str(source) not in NAMES and path.is_dir():
+        return image_folder(path, size, gray)
+    if str(source) not in NAMES and not (path.suffix == ".npz" and path.exists()):
+        raise DataError(f"there is no data set {source}: give one of {', '.join(NAMES)}, an .npz file, or a folder.")
+    if size is not None:
+        raise DataError(f"{source} has images of one size; --image-size is for folders of images.")
+    if gray is not None:
+        raise DataError(f"{source} says itself whether it is gray; --gray and --color are for folders of images.")
+    if str(source) == "digits":
+        return digits()
+    if str(source) in SOURCES:
+        return (mnist if str(source) == "mnist" else cifar10)(data_dir, progress)
+    return npz(path)
 
 
 def mnist(data_dir: Path | str | None = None, progress: Progress | None = None) -> ImageSet:
@@ -160,11 +162,12 @@ def npz(path: Path | str) -> ImageSet:
     return _from_parts(name, everything, test, tuple(str(n) for n in range(count)), sums(arrays))
 
 
-def image_folder(root: Path | str, size: int | None = None, gray: bool = False) -> ImageSet:
+def image_folder(root: Path | str, size: int | None = None, gray: bool | None = None) -> ImageSet:
     """A folder with one folder of PNG or JPEG files per class; or with ``train`` and ``test`` folders of that kind.
 
     Without a ``test`` folder 15 % of the images are the test set; a tenth of the rest is for validation. Images of
-    different sizes need ``size``, to which they are resized, height and width. ``gray`` reads them with one channel.
+    different sizes need ``size``, to which they are resized, height and width. ``gray`` reads them with one channel,
+    ``gray=False`` with three; by default it is one if no pixel of any image has a colour.
     """
     root = Path(root)
     if not root.is_dir():
@@ -184,38 +187,22 @@ def image_folder(root: Path | str, size: int | None = None, gray: bool = False) 
         if unknown := sorted(set(_class_folders(parts["test"])) - set(classes)):
             raise DataError(f"{parts['test'] / unknown[0]} is a class without training images: it must be in both.")
         test = _read_folder(parts["test"], classes, size, gray)
-    if test is not None and test.pixels.shape[1:] != everything.pixels.shape[1:]:
-        raise DataError(f"the images in {root} differ in size between train and test: say --image-size (size=).")
+        if test.pixels.shape[2:] != everything.pixels.shape[2:]:
+            raise DataError(f"the images in {root} differ in size between train and test: say --image-size (size=).")
+        channels = max(part.pixels.shape[1] for part in (everything, test))
+        everything, test = (
+            replace(part, pixels=part.pixels.expand(-1, channels, -1, -1)) for part in (everything, test)
+        )
+    if gray is None:
+        one, other = ("gray", "--color (gray=False)"), ("colour", "--gray (gray=True)")
+        kind, otherwise = one if everything.pixels.shape[1] == 1 else other
+        log.info("%s is read as %s images; %s reads it otherwise.", root, kind, otherwise)
     arrays = {"images": everything.pixels.numpy(), "labels": everything.labels.numpy()}
     if test is not None:
         arrays |= {"test_images": test.pixels.numpy(), "test_labels": test.labels.numpy()}
     name = printable(root.resolve().name)
     names = tuple(map(printable, classes))
     return _from_parts(f"{name}/" if name in NAMES else name, everything, test, names, sums(arrays))
-
-
-def fetch(name: str, data_dir: Path | str | None = None, progress: Progress | None = None) -> Path:
-    """Make sure that a known set is in the cache, and return its file."""
-    if name not in SOURCES:
-        raise DataError(f"{name} is not a set that is fetched: give one of {', '.join(SOURCES)}.")
-    obtain(name, data_dir, progress)
-    path = cache_file(name)
-    if not path.exists():
-        raise DataError(f"{name} was found, but {path} cannot be written: set QUERN_DATA to another folder.")
-    return path
-
-
-def verify(name: str) -> str | None:
-    """None if the cached set has the published SHA-256 sums, else a sentence that says what is wrong."""
-    if name not in SOURCES:
-        raise DataError(f"{name} is not a set that is fetched: give one of {', '.join(SOURCES)}.")
-    try:
-        read_cache(SOURCES[name])
-    except FileNotFoundError:
-        return f"{name} is not in the cache; fetch it with: quern data fetch {name}"
-    except BadFile as reason:
-        return f"{reason}; fetch it anew with: quern data fetch {name}"
-    return None
 
 
 def _known(
@@ -289,7 +276,7 @@ def _class_folders(top: Path) -> tuple[str, ...]:
     return tuple(sorted(p.name for p in top.iterdir() if p.is_dir() and not p.name.startswith(".")))
 
 
-def _read_folder(top: Path, classes: tuple[str, ...], size: int | None, gray: bool) -> Images:
+def _read_folder(top: Path, classes: tuple[str, ...], size: int | None, gray: bool | None) -> Images:
     files, labels = [], []
     for number, name in enumerate(classes):
         mine = sorted(p for p in (top / name).glob("[!.]*") if p.suffix.lower() in (".png", ".jpg", ".jpeg"))

@@ -81,6 +81,9 @@ SOURCES = {
 }
 
 
+NAMES = (*SOURCES, "digits")
+
+
 def cache_folder() -> Path:
     """``QUERN_DATA`` if set, else the user's cache folder of this system."""
     import platformdirs
@@ -170,6 +173,33 @@ def obtain(name: str, data_dir: Path | str | None = None, progress: Progress | N
         f"{name} is not in the cache ({cache_folder()}) and could not be fetched ({'; '.join(failures)}): connect to "
         f"the internet, or put the original files into a folder and pass it as --data-dir (data_dir=)."
     )
+
+
+def fetch(name: str, data_dir: Path | str | None = None, progress: Progress | None = None) -> Path:
+    """Make sure that a known set is in the cache, and return its file."""
+    _check_fetched(name)
+    obtain(name, data_dir, progress)
+    path = cache_file(name)
+    if not path.exists():
+        raise DataError(f"{name} was found, but {path} cannot be written: set QUERN_DATA to another folder.")
+    return path
+
+
+def verify(name: str) -> str | None:
+    """None if the cached set has the published SHA-256 sums, else a sentence that says what is wrong."""
+    _check_fetched(name)
+    try:
+        read_cache(SOURCES[name])
+    except FileNotFoundError:
+        return f"{name} is not in the cache; fetch it with: quern data fetch {name}"
+    except BadFile as reason:
+        return f"{reason}; fetch it anew with: quern data fetch {name}"
+    return None
+
+
+def _check_fetched(name: str) -> None:
+    if name not in SOURCES:
+        raise DataError(f"{name} is not a set that is fetched: give one of {', '.join(SOURCES)}.")
 
 
 def _move_aside(path: Path) -> str:

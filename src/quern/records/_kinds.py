@@ -195,6 +195,7 @@ class _Asked(TypedDict):
     dataset: Text
     data_dir: Text | None
     image_size: Side | None
+    gray: NotRequired[bool | None]
     model: str | None
     options: Options
     threads: Annotated[int, Between(1.0, 4096.0)] | None
@@ -299,6 +300,7 @@ class Compression(TypedDict):
     dataset: NotRequired[Text | None]
     data_dir: NotRequired[Text | None]
     image_size: NotRequired[Side | None]
+    gray: NotRequired[bool | None]
     model: NotRequired[str | None]
     start: NotRequired[Text | None]
     options: NotRequired[dict[str, str | float]]
