@@ -121,14 +121,23 @@ def warn_dead() -> None:
     warnings.warn(f"{DEAD}; train it with a weaker penalty, or remove less.", DeadNetworkWarning, stacklevel=3)
 
 
-def compact(model: nn.Module, how: Plan | Example, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
+def compact(
+    model: nn.Module,
+    how: Plan | Example,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    keep_unknown: bool = False,
+) -> nn.Module:
     """A new, smaller network with the outputs of ``model``, by a plan or by an example input to make one from.
 
     The network keeps its module classes, names and mode; ``model`` is left as it is. With an ``optimizer`` of
     ``model``'s parameters, it is the optimizer of the new network afterwards, its state narrowed like the parameters.
-    From an example input, a network that is dead, or whose outputs are not finite, is a warning; a plan says so itself.
+    From an example input, an operation without a rule is an error unless ``keep_unknown``, as in :func:`plan`; and a
+    network that is dead, or whose outputs are not finite, is a warning. A plan says so itself.
     """
-    found = how if isinstance(how, Plan) else plan(model, how)
+    if keep_unknown and isinstance(how, Plan):
+        raise CompactionError("keep_unknown is for making a plan, and this one is made: give it to plan.")
+    found = how if isinstance(how, Plan) else plan(model, how, keep_unknown=keep_unknown)
     if found is not how:
         if found.dead:
             warn_dead()
