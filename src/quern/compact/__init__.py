@@ -29,7 +29,7 @@ from quern.compact._facts import Record, Value
 from quern.compact._plan import DEAD, Kept, LayerPlan, Plan
 from quern.compact._rules import read
 from quern.errors import CompactionError, DeadNetworkWarning, NotFiniteWarning
-from quern.graph import REAL_CONVOLUTIONS, WITH_NEURONS
+from quern.graph import REAL_CONVOLUTIONS, WITH_NEURONS, check_traceable
 from quern.nn._norm import _QBatchNorm
 from quern.nn._recurrent import _QRecurrent
 from quern.origin import Origin, origin, set_origin
@@ -53,6 +53,7 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
     """
     if not (tol >= 0 and math.isfinite(tol)):
         raise ValueError(f"tol is {tol}, but it must be a finite number that is not negative.")
+    check_traceable(model)  # before it runs, which would compile what torch.compile made
     network = copy.deepcopy(model).eval()
     _zero_(network, tol)
     inputs = _inputs(network, example_input)
