@@ -135,6 +135,9 @@ def test_an_operation_without_a_rule_is_named_or_kept_whole(operation: Any, name
     small, found = smaller(model, numbers(2, 8), numbers(3, 8), keep_unknown=True)
     assert widths(small) == {"a": (2, 3), "b": (3, 2), "c": (2, 1)}
     assert any(note.startswith(name) for note in found.notes)
+    assert shapes(compact(model, numbers(2, 8), keep_unknown=True)) == shapes(small)
+    with pytest.raises(CompactionError, match=r"^keep_unknown is for making a plan, and this one is made: .*\.$"):
+        compact(model, found, keep_unknown=True)
 
 
 def test_forwards_and_examples_that_do_not_work_are_one_sentence() -> None:

@@ -2,16 +2,18 @@
 
 import copy
 import random
+import warnings
 from dataclasses import dataclass, field
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from quern import nn as qnn
 from quern.compact import Plan, compact, plan
+from quern.errors import DeadNetworkWarning, NoRuleError
 from quern.origin import origin
 from tests.networks import Drawn, Inputs, difference, draw, measure, outputs, random_zeros, shapes
 
@@ -75,6 +77,42 @@ def test_outputs_are_the_same_at_every_size(capsys: pytest.CaptureFixture[str]) 
     assert tally.sizes >= 2 * tally.networks
     assert tally.dead < tally.networks / 2  # and many of those still differ from place to place
     assert share > 0.3  # else the law says little
+
+
+def with_unknown(one: Drawn, rng: random.Random) -> Drawn:
+    """The network with some of its activations replaced by layers that mix channels and have no rule."""
+    kinds = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.GELU, nn.Softplus, nn.PReLU, qnn.QModReLU)
+    for name in [name for name, layer in one.model.named_modules() if isinstance(layer, kinds)]:
+        if rng.random() < 0.4:
+            unknown = rng.choice([nn.Softmax(1), nn.LocalResponseNorm(3), nn.ChannelShuffle(2), nn.Softshrink(0.1)])
+            one.model.set_submodule(name, unknown)
+    return one
+
+
+def test_layers_without_a_rule_leave_the_outputs_as_they_are() -> None:
+    refused, removed = 0, []
+
+    @settings(max_examples=40)
+    @given(SEEDS)
+    def law(seed: int) -> None:
+        nonlocal refused
+        one = with_unknown(drawn(seed), random.Random(seed))
+        assume(outputs(one.model, one.inputs[0]) is not None)
+        try:
+            plan(one.model, one.inputs[0])
+        except NoRuleError:
+            refused += 1
+        found = plan(one.model, one.inputs[0], keep_unknown=True)
+        small = compact(one.model, one.inputs[0], keep_unknown=True)
+        assert shapes(small) == shapes(compact(one.model, found))
+        assert measure(one, found, small, single=False).float64 <= 1e-10
+        removed.append(1 - found.parameters[1] / found.parameters[0])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeadNetworkWarning)
+        law()
+    assert refused > len(removed) / 3
+    assert sum(removed) / len(removed) > 0.15  # else the law says little
 
 
 @settings(max_examples=25)

@@ -1221,3 +1221,16 @@ def test_paths_may_be_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         data.image_folder(str(tmp_path / "mine.npz"))
     with pytest.raises(DataError, match="is not a folder"):
         obtain("mnist", str(tmp_path / "none"))
+
+
+@pytest.mark.unchecked
+def test_images_must_be_bytes_with_a_class_number_each() -> None:
+    pixels, labels = torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.zeros(4, dtype=torch.long)
+    for arguments, said in (
+        ((pixels.float(), labels), r"the pixels must be bytes .* but are float32 of shape \(4, 1, 8, 8\)"),
+        ((pixels[:, 0], labels), r"the pixels must be bytes .* but are uint8 of shape \(4, 8, 8\)"),
+        ((pixels, labels.float()), r".* each of 4 images, but the labels are float32 of shape \(4,\)"),
+        ((pixels, labels[1:]), r".* each of 4 images, but the labels are int64 of shape \(3,\)"),
+    ):
+        with pytest.raises(DataError, match=rf"^{said}\.$"):
+            data.Images(*arguments)

@@ -101,6 +101,10 @@ def test_the_networks_are_the_papers_in_the_papers_order() -> None:
 
 @pytest.mark.unchecked
 def test_unknown_norm() -> None:
+    with pytest.raises(TypeError, match=r"^digits_qcnn has no option width: did you mean widths\?$"):
+        models.digits_qcnn(width=(8, 8))  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match=r"^qresnet20 has no option norm: choose among widths, classes, channels\.$"):
+        models.qresnet20(norm="none")  # pyright: ignore[reportCallIssue]
     with pytest.raises(ValueError, match="must be one of none, after_conv, after_activation"):
         models.mnist_qcnn(norm="batch")  # pyright: ignore
 

@@ -1,6 +1,7 @@
 """Penalties against plain numpy, finite differences and numerical minimisation."""
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -299,6 +300,18 @@ def test_impossible_weights_are_refused(weight: float) -> None:
             make(weight)
     with pytest.raises(ValueError, match="step is"):
         RQ(1.0).prox(network(), weight)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("build", [L1, L2, RQ, RQL, GammaL1])
+def test_a_weight_that_is_no_number_is_refused(build: Callable[..., Penalty]) -> None:
+    for weight in ("30", True, None, [1.0]):
+        with pytest.raises(
+            TypeError, match=r"^the weight of a penalty is .*, but it must be a number: RQL\(12\.0\)\.$"
+        ):
+            build(weight)
+    for weight in (3, np.float32(3), torch.tensor(3.0)):
+        assert build(weight) == build(3.0)
 
 
 def test_nothing_to_act_on_is_refused() -> None:

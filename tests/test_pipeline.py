@@ -466,8 +466,10 @@ def test_what_cannot_work_is_said_before_any_training(
             Own(),
             (train, val),
             {"temperature": 4},
-            "unexpected keyword argument 'temperature'.*fields of quern.train.Settings",
+            r"compress has no option temperature: .* the fields of quern\.train\.Settings",
         ),
+        (Own(), (train, val), {"compact_every": 2}, "compress sets compact_every itself: leave it out"),
+        (Own(), (train, val), {"heal_dropout": True}, "compress sets heal_dropout itself: leave it out"),
         (Own(), (train, val), {"optimizer": "adam"}, "exact zeros"),
         (Own(), (train, val), {"max_params": 0}, "max_params is 0"),
         (Own(), (train, val), {"distill": 2.0}, "distill is 2"),
@@ -479,3 +481,9 @@ def test_what_cannot_work_is_said_before_any_training(
         with pytest.raises(TrainingError, match=rf"{said}[^\n]*\.$"):
             quern.compress(net, *data, **{**SHORT, **options}, out=tmp_path / "run")
         assert not (tmp_path / "run").exists()
+
+
+def test_the_option_that_was_meant_is_named(loaders: tuple[Any, ...]) -> None:
+    for wrong, meant in (("max_param", "max_params"), ("epoch", "epochs"), ("learning_smoothing", "label_smoothing")):
+        with pytest.raises(TrainingError, match=rf"^compress has no option {wrong}: did you mean {meant}\?$"):
+            quern.compress(Own(), *loaders, **{wrong: 1})  # pyright: ignore[reportArgumentType]

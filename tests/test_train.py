@@ -14,13 +14,13 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-from quern import checkpoint, io, models
+from quern import checkpoint, compress, io, models
 from quern import nn as qnn
 from quern.data import Images, ImageSet, digits
-from quern.errors import CompactionError, TrainingError
+from quern.errors import TrainingError
 from quern.files import claimed
 from quern.penalties import L1, RQ, RQL, GammaL1
-from quern.train import Result, Settings, augment, derived_seed, evaluate, fit
+from quern.train import Loaders, Result, Settings, augment, derived_seed, evaluate, fit
 from tests.commands import quern
 
 pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
@@ -124,8 +124,12 @@ def test_a_compacting_run_is_resumed_bit_for_bit(images: ImageSet, tmp_path: Pat
 
 def test_a_network_that_cannot_be_compacted_says_so_at_once(images: ImageSet) -> None:
     model = nn.Sequential(build(norm="after_conv")[:6], nn.GroupNorm(2, 8), build()[4:])
-    with pytest.raises(CompactionError, match="GroupNorm"):
+    with pytest.raises(
+        TrainingError, match=r"no rule for 1 \(GroupNorm\), so .* compact it then with keep_unknown=True\.$"
+    ):
         fit(model, images, COMPACTING)
+    with pytest.raises(TrainingError, match=r"no rule for 1 \(GroupNorm\)"):
+        compress(model, images)
 
 
 def test_a_history_line_has_what_a_reader_wants(images: ImageSet) -> None:
@@ -350,6 +354,44 @@ def test_schedules() -> None:
 def test_impossible_settings_are_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(TrainingError, match=said):
         dataclasses.replace(SHORT, **change)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"epochs": "20"}, "epochs is '20', but must be a whole number"),
+        ({"epochs": 2.5}, "epochs is 2.5, but must be a whole number"),
+        ({"lr": "fast"}, "lr is 'fast', but must be a number"),
+        ({"heal_lr": True}, "heal_lr is True, but must be a number"),
+        ({"penalty": "rql"}, r"penalty is 'rql', but must be one of quern\.penalties, such as RQL\(12\.0\)"),
+    ],
+    ids=str,
+)
+def test_settings_of_the_wrong_kind_are_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(TrainingError, match=rf"^{said}\.$"):
+        dataclasses.replace(SHORT, **change)
+
+
+def test_a_network_and_data_that_do_not_fit_are_one_sentence(images: ImageSet, tmp_path: Path) -> None:
+    x = torch.randn(4, 1, 8, 8)
+    good, late, negative = ([(x, torch.tensor([0, 1, 2, n]))] for n in (9, 10, -1))
+    classes = "10 scores, for classes 0 to 9: count classes from 0, or give the network a score for each"
+    cases: list[tuple[nn.Module, ImageSet | Loaders, str]] = [
+        (models.digits_qcnn(classes=9), images, "a label is 9, but the network gives 9 scores, for classes 0 to 8: .*"),
+        (build(), Loaders(late, good), f"a label is 10, but the network gives {classes}"),
+        (build(), Loaders(good, late), f"a label is 10, but the network gives {classes}"),
+        (build(), Loaders(good, good, late), f"a label is 10, but the network gives {classes}"),
+        (build(), Loaders(negative, good), f"a label is -1, but the network gives {classes}"),
+        (models.mnist_qcnn(), images, r"the network does not take inputs of shape \(2, 1, 8, 8\): .*"),
+        (nn.Flatten(0), images, r".* gives a tensor of shape \(128,\), but must give scores \(batch, classes\)"),
+    ]
+    for model, data, said in cases:
+        with pytest.raises(TrainingError, match=rf"^{said}\.$"):
+            fit(model, data, dataclasses.replace(SHORT, penalty=None))
+    with pytest.raises(TrainingError, match="a label is 9, but the network gives 9 scores"):
+        compress(models.digits_qcnn(classes=9, norm="after_conv"), images, epochs=0, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_batch_larger_than_the_data_is_refused(images: ImageSet) -> None:

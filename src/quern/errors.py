@@ -1,8 +1,27 @@
 """The errors a user can mend, and the warnings: their text is one sentence that says what was wrong and what to do."""
 
+from collections.abc import Iterable
+
 __all__ = ["CompactionError", "DataError", "DeadNetworkWarning", "ExportError", "FileError", "FoldingError"]
-__all__ += ["LastPathWarning", "NotFiniteWarning", "QuernError", "QuernWarning", "RecordError", "Stopped"]
-__all__ += ["TraceError", "TrainingError"]
+__all__ += [
+    "LastPathWarning",
+    "NoRuleError",
+    "NotFiniteWarning",
+    "QuernError",
+    "QuernWarning",
+    "RecordError",
+    "Stopped",
+]
+__all__ += ["TraceError", "TrainingError", "instead_of"]
+
+
+def instead_of(name: str, names: Iterable[str], otherwise: str | None = None) -> str:
+    """What to say of a ``name`` that is none of ``names``: the one that was meant, else ``otherwise`` or all names."""
+    from difflib import get_close_matches
+
+    names = list(names)
+    close = get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]}?" if close else otherwise or f"choose among {', '.join(names)}."
 
 
 class QuernError(Exception):
@@ -27,6 +46,16 @@ class NotFiniteWarning(QuernWarning):
 
 class CompactionError(QuernError):
     """A network cannot be made smaller, or a plan does not fit it."""
+
+
+class NoRuleError(CompactionError):
+    """Compaction does not know what an operation does to channels. ``name`` is that of the operation."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"there is no rule for {name}: with keep_unknown=True, plan and compact keep all channels that it takes."
+        )
+        self.name = name
 
 
 class DataError(QuernError):

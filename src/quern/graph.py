@@ -1,7 +1,11 @@
 """How a network is read: the tracer, and which of torch's operations do what to the channels of a value."""
 
 import operator
-from typing import Any
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as TF
@@ -65,22 +69,107 @@ class Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return m.__module__.startswith("quern.nn") or super().is_leaf_module(m, module_qualified_name)
 
+    def to_bool(self, obj: fx.Proxy) -> NoReturn:
+        if _is_size(obj.node):
+            raise _Untraceable("branches on a shape; decide by what __init__ knows, or leave the check out")
+        raise _Untraceable(
+            "branches or loops on a tensor's value; choose by torch.where, or loop for a number that __init__ knows"
+        )
+
+    def iter(self, obj: fx.Proxy) -> NoReturn:  # noqa: ARG002, torch's own says no more
+        raise _Untraceable(
+            "loops over a tensor, or unpacks it into arguments; index it instead, x[:, n] for n in range(self.steps) "
+            "with a number that __init__ knows"
+        )
+
 
 def trace(model: nn.Module, concrete: dict[str, Any] | None = None) -> fx.Graph:
     """The operations of ``model`` in eval mode, with layers and quern's functions whole. ``concrete`` are inputs that
     are given here, and not followed."""
+    check_traceable(model)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         return Tracer().trace(model, concrete)
     except Exception as reason:  # whatever a user's forward does with a stand-in for a tensor
-        said = (str(reason).strip().splitlines() or [type(reason).__name__])[0].rstrip(".")
-        raise TraceError(
-            f"the network's forward cannot be traced by torch.fx ({said}): leave out branches that depend on values."
-        ) from reason
+        raise TraceError(f"the network cannot be traced by torch.fx: {_place(reason)} {_cause(reason)}.") from reason
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def check_traceable(model: nn.Module) -> None:
+    """One sentence if ``model`` is no network as it was written, but what torch made of one."""
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")  # where it was not loaded, nothing was compiled
+    for name, module in model.named_modules():
+        what = f"its layer {name}" if name else "the network"
+        if eval_frame is not None and isinstance(module, eval_frame.OptimizedModule):
+            original = "give the original, network._orig_mod" if not name else "compile the network after this"
+            raise TraceError(f"{what} went through torch.compile, which hides what it does: {original}.")
+        if isinstance(module, torch.jit.ScriptModule):
+            raise TraceError(f"{what} is a TorchScript program, which hides what it does: give the original.")
+        if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            raise TraceError(
+                f"{type(module).__name__} hides the network from torch.fx: give what it wraps, its .module."
+            )
+
+
+class _Untraceable(Exception):
+    """What forward does that cannot be followed, and what to write instead."""
+
+
+def _is_size(node: fx.Node) -> bool:
+    """Whether a value is computed from nothing but sizes."""
+    if node.op == "call_method":
+        return node.target in SIZE_METHODS
+    if node.target is getattr:
+        return node.args[1] in SIZES
+    return bool(node.all_input_nodes) and all(map(_is_size, node.all_input_nodes))
+
+
+def _place(reason: BaseException) -> str:
+    """The file and line where the user's own code failed; where none is the user's, that of a library."""
+    frames = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(reason.__traceback__)
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THEIRS
+    ]
+    own = [place for place in frames if not {"site-packages", "dist-packages"} & set(Path(place[0]).parts)]
+    return "{}:{}".format(*(own or frames)[-1]) if frames else "its forward"
+
+
+_NOT_THEIRS = {"quern", "torch", "beartype", "jaxtyping", *sys.stdlib_module_names} - {"__main__"}
+_WRAP = "put it into a function at the top of its file, marked with torch.fx.wrap and called by its name"
+# What an error of torch or Python says of a stand-in for a tensor, and what that means to the user.
+_CAUSES = {
+    r"dynamo-optimized": "calls what went through torch.compile; call the original, and compile the network after this",
+    r"'len' is not supported": "takes the len of a tensor; write x.shape[0]",
+    r"cannot be interpreted as an integer|(int|float)\(\) argument|indices must be integers|__format__": (
+        f"needs a size or a tensor's value as a number of Python; take it from __init__, or {_WRAP}"
+    ),
+    r"^(zeros|ones|empty|full|rand|randn|arange|eye)\(\)": (
+        "makes a tensor by a size of the input; make it of one that is there, x.new_zeros(x.shape[0], 8)"
+    ),
+    r"not installed as a submodule": (
+        "calls a module that the network does not hold; keep it as self.name in __init__ (a slice of a Sequential is "
+        "a new one)"
+    ),
+}
+
+
+def _cause(reason: BaseException) -> str:
+    """What is wrong there, and what to do."""
+    said = (str(reason).strip().splitlines() or [type(reason).__name__])[0].rstrip(".")
+    if isinstance(reason, _Untraceable):
+        return said
+    for pattern, cause in _CAUSES.items():
+        if re.search(pattern, said):
+            return cause
+    if type(reason).__module__.partition(".")[0] in ("beartype", "jaxtyping"):
+        return "checks types at run time, also of torch.fx's stand-in for a tensor; mark forward with no_type_check"
+    if isinstance(reason, (AttributeError, NameError)) and "Proxy" not in said:
+        return f"fails ({said}); see first that the network runs on an input"
+    return f"does not take torch.fx's stand-in for a tensor ({said}); {_WRAP}"
 
 
 def convolution_edges(layer: Any, some: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from quern import nn as qnn
+from quern.errors import instead_of
 from quern.origin import Origin, set_origin
 
 Norm = Literal["none", "after_conv", "after_activation"]
@@ -77,6 +78,8 @@ def _builder(build: Callable[P, nn.Sequential]) -> Callable[P, nn.Sequential]:
 
     @functools.wraps(build)
     def recorded(*args: P.args, **kwargs: P.kwargs) -> nn.Sequential:
+        if wrong := next((name for name in kwargs if name not in signature.parameters), None):
+            raise TypeError(f"{build.__name__} has no option {wrong}: {instead_of(wrong, signature.parameters)}")
         network = build(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()

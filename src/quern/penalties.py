@@ -25,7 +25,7 @@ Use one as a term of the loss, ``loss + penalty(model)``, with any optimizer; or
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat
 
 import torch
 from torch import Tensor, nn
@@ -271,24 +271,31 @@ def _nothing(term: _Term) -> str:
     return "the model has no quaternion weights that are trained (requires_grad); build it from the layers of quern.nn"
 
 
+def _term(kind: Any, weight: float, normalize: bool) -> Penalty:
+    if isinstance(weight, bool) or not isinstance(weight, SupportsFloat):  # float() would read a text
+        said = f"the weight of a penalty is {weight!r} ({type(weight).__name__}), but it must be a number: RQL(12.0)."
+        raise TypeError(said)
+    return Penalty((_Term(kind, float(weight), normalize),))
+
+
 def L2(weight: float, *, normalize: bool = True) -> Penalty:
     r""":math:`\frac\lambda Q \sum |w|^2` with λ = ``weight``: small weights, no zeros."""
-    return Penalty((_Term("L2", float(weight), normalize),))
+    return _term("L2", weight, normalize)
 
 
 def L1(weight: float, *, normalize: bool = True) -> Penalty:
     r""":math:`\frac\lambda Q \sum |w_r| + |w_i| + |w_j| + |w_k|` with λ = ``weight``: zero components."""
-    return Penalty((_Term("L1", float(weight), normalize),))
+    return _term("L1", weight, normalize)
 
 
 def RQ(weight: float, *, normalize: bool = True) -> Penalty:
     r""":math:`\frac\lambda Q \sum |w|` with λ = ``weight``: zero quaternions."""
-    return Penalty((_Term("RQ", float(weight), normalize),))
+    return _term("RQ", weight, normalize)
 
 
 def RQL(weight: float, *, normalize: bool = True) -> Penalty:
     """``RQ(weight) + L1(weight)``: zero quaternions, and zero components in those that stay."""
-    return Penalty((_Term("RQL", float(weight), normalize),))
+    return _term("RQL", weight, normalize)
 
 
 def GammaL1(weight: float, *, with_beta: bool = False, normalize: bool = True) -> Penalty:
@@ -297,4 +304,4 @@ def GammaL1(weight: float, *, with_beta: bool = False, normalize: bool = True) -
     ``with_beta`` groups each γ with its β, :math:`\sqrt{\gamma^2 + |\beta|^2}`, so that a neuron that goes takes its
     constant with it.
     """
-    return Penalty((_Term("GammaL1 with_beta=True" if with_beta else "GammaL1", float(weight), normalize),))
+    return _term("GammaL1 with_beta=True" if with_beta else "GammaL1", weight, normalize)

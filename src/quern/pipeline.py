@@ -15,12 +15,13 @@ whole, and is skipped on resume if that is there:
 """
 
 import copy
+import inspect
 import json
 import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,10 @@ from torch import Tensor, nn
 
 from quern import io, schema
 from quern.bench import time_onnx
-from quern.compact import plan
 from quern.data import Images, ImageSet
 from quern.distributed import Team
 from quern.environment import facts
-from quern.errors import DeadNetworkWarning, Stopped, TrainingError
+from quern.errors import DeadNetworkWarning, Stopped, TrainingError, instead_of
 from quern.export import to_onnx
 from quern.files import claimed, sweep, write_text
 from quern.penalties import GammaL1, Penalty
@@ -41,7 +41,20 @@ from quern.records import Begun, Chance, Network
 from quern.samples import samples
 from quern.sparsity import measure
 from quern.steering import Budget, Steering, check_possible
-from quern.train import NAMES, Loaders, Result, Settings, Source, Watcher, evaluate, find_device, fit, source
+from quern.train import (
+    NAMES,
+    Loaders,
+    Result,
+    Settings,
+    Source,
+    Watcher,
+    check_compacts,
+    check_fits,
+    evaluate,
+    find_device,
+    fit,
+    source,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -204,18 +217,20 @@ def compress(
     budget = Budget(max_neurons, max_params, max_bytes, min_speedup, max_drop)
     if penalty is None and not budget:
         budget = Budget(max_drop=1.0)
+    _check_names(options)
     data = _data(train, val, test)
     common = {"batch": 100, **options}
-    try:
-        dense_settings = Settings(epochs=epochs, **common) if epochs else None
-        small_settings = Settings(
-            **{**common, "epochs": grind, "heal": heal, "heal_lr": heal_lr, "heal_dropout": False},
-            compact_every=1,
-            distill=distill if heal else 0.0,
-            penalty=penalty or GammaL1(1.0, with_beta=True),
-        )
-    except TypeError as reason:
-        raise TrainingError(f"{reason}: options are fields of quern.train.Settings.") from reason
+    dense_settings = Settings(epochs=epochs, **common) if epochs else None
+    small_settings = Settings(
+        **common,
+        epochs=grind,
+        heal=heal,
+        heal_lr=heal_lr,
+        heal_dropout=False,
+        compact_every=1,
+        distill=distill if heal else 0.0,
+        penalty=penalty or GammaL1(1.0, with_beta=True),
+    )
     folder = None if out is None else Path(out)
     try:
         with tempfile.TemporaryDirectory(prefix="quern-compress-") as elsewhere:
@@ -228,6 +243,21 @@ def compress(
         if folder is not None:
             said = f"go on with: quern compress --resume --out {folder}" if about else "go on with resume=True"
         raise Stopped(f"stopped by signal {reason.signal}; {said}.", reason.signal) from None
+
+
+_SET_HERE = ("compact_every", "heal_dropout")  # fields of Settings that are no options of compress
+
+
+def _check_names(options: dict[str, Any]) -> None:
+    """One sentence if an option is none of compress, nor a field of Settings."""
+    own = [name for name, p in inspect.signature(compress).parameters.items() if p.kind == p.KEYWORD_ONLY]
+    names = dict.fromkeys([*own, *(f.name for f in fields(Settings) if f.name not in _SET_HERE)])
+    for name in options:
+        if name in _SET_HERE:
+            raise TrainingError(f"compress sets {name} itself: leave it out.")
+        if name not in names:
+            otherwise = "besides its own it takes the fields of quern.train.Settings."
+            raise TrainingError(f"compress has no option {name}: {instead_of(name, names, otherwise)}")
 
 
 def _data(train: Any, val: Any, test: Any) -> ImageSet | Loaders:
@@ -281,7 +311,7 @@ def _stages(
         "small": small_settings.to_dict(),
         "budget": budget.to_dict(),
     }
-    _check(model, small_settings, budget, job.batches)
+    _check(model, small_settings, budget, job.data, job.batches)
     _open(job.out, settings, about, job.resume)
     if job.resume:
         _sweep(job.out)
@@ -374,7 +404,7 @@ def _less(data: ImageSet | Loaders) -> ImageSet | Loaders:
     return replace(data, train=some, test=data.val)
 
 
-def _check(model: nn.Module, settings: Settings, budget: Budget, batches: Source) -> None:
+def _check(model: nn.Module, settings: Settings, budget: Budget, data: ImageSet | Loaders, batches: Source) -> None:
     """What can be known to fail later is said now."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise TrainingError(
@@ -385,7 +415,8 @@ def _check(model: nn.Module, settings: Settings, budget: Budget, batches: Source
         settings.penalty.targets(model)
     except ValueError as reason:
         raise TrainingError(str(reason)) from reason
-    plan(model, batches.example)
+    check_fits(model, data, batches)
+    check_compacts(model, batches.example)
     check_possible(budget, model, settings.penalty, batches.example, batches.about())
 
 

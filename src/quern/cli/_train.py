@@ -14,7 +14,7 @@ from rich.console import Console
 from quern import schema
 from quern.cli._console import Fetching, err_console, out_console, say
 from quern.cli._folder import how_to_go_on, is_compressed
-from quern.errors import TrainingError
+from quern.errors import TrainingError, instead_of
 from quern.records import TrainConfig, check_writable
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def penalty_terms(
     total: Penalty | None = None
     for name, weight in zip(names, weights, strict=True):
         if name not in PENALTIES:
-            raise TrainingError(f"there is no penalty {name}: choose among {', '.join(PENALTIES)}.")
+            raise TrainingError(f"there is no penalty {name}: {instead_of(name, PENALTIES)}")
         try:
             if name.startswith("gamma"):
                 one = penalties.GammaL1(weight, with_beta=name == "gamma-beta", normalize=not plain_sums)
@@ -322,15 +322,13 @@ def build(config: dict[str, Any], images: "ImageSet") -> "nn.Module":
 
     name = model_name(config, images)
     if name not in models.BUILDERS:
-        raise TrainingError(f"there is no network {name}: choose among {', '.join(models.BUILDERS)}.")
+        raise TrainingError(f"there is no network {name}: {instead_of(name, models.BUILDERS)}")
     options = {**config["options"], "classes": len(images.classes)}
     if name in ("qresnet20", "resnet20"):
         options["channels"] = images.shape[0]
     try:
         network = models.BUILDERS[name](**options)
-    except TypeError as reason:
-        raise TrainingError(f"{name} does not take {', '.join(config['options'])}: {reason}.") from reason
-    except ValueError as reason:
+    except (TypeError, ValueError) as reason:
         raise TrainingError(str(reason)) from reason
     check_images(network, images, name)
     return network.train()

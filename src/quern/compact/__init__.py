@@ -29,7 +29,7 @@ from quern.compact._facts import Record, Value
 from quern.compact._plan import DEAD, Kept, LayerPlan, Plan
 from quern.compact._rules import read
 from quern.errors import CompactionError, DeadNetworkWarning, NotFiniteWarning
-from quern.graph import REAL_CONVOLUTIONS, WITH_NEURONS
+from quern.graph import REAL_CONVOLUTIONS, WITH_NEURONS, check_traceable
 from quern.nn._norm import _QBatchNorm
 from quern.nn._recurrent import _QRecurrent
 from quern.origin import Origin, origin, set_origin
@@ -53,6 +53,7 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
     """
     if not (tol >= 0 and math.isfinite(tol)):
         raise ValueError(f"tol is {tol}, but it must be a finite number that is not negative.")
+    check_traceable(model)  # before it runs, which would compile what torch.compile made
     network = copy.deepcopy(model).eval()
     _zero_(network, tol)
     inputs = _inputs(network, example_input)
@@ -121,14 +122,23 @@ def warn_dead() -> None:
     warnings.warn(f"{DEAD}; train it with a weaker penalty, or remove less.", DeadNetworkWarning, stacklevel=3)
 
 
-def compact(model: nn.Module, how: Plan | Example, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
+def compact(
+    model: nn.Module,
+    how: Plan | Example,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    keep_unknown: bool = False,
+) -> nn.Module:
     """A new, smaller network with the outputs of ``model``, by a plan or by an example input to make one from.
 
     The network keeps its module classes, names and mode; ``model`` is left as it is. With an ``optimizer`` of
     ``model``'s parameters, it is the optimizer of the new network afterwards, its state narrowed like the parameters.
-    From an example input, a network that is dead, or whose outputs are not finite, is a warning; a plan says so itself.
+    From an example input, an operation without a rule is an error unless ``keep_unknown``, as in :func:`plan`; and a
+    network that is dead, or whose outputs are not finite, is a warning. A plan says so itself.
     """
-    found = how if isinstance(how, Plan) else plan(model, how)
+    if keep_unknown and isinstance(how, Plan):
+        raise CompactionError("keep_unknown is for making a plan, and this one is made: give it to plan.")
+    found = how if isinstance(how, Plan) else plan(model, how, keep_unknown=keep_unknown)
     if found is not how:
         if found.dead:
             warn_dead()

@@ -12,7 +12,7 @@ from torch.fx.node import map_aggregate
 
 from quern import functional as F
 from quern.compact._facts import Facts, Number, Value
-from quern.errors import CompactionError
+from quern.errors import NoRuleError
 from quern.graph import (
     APART_FUNCTIONS,
     APART_METHODS,
@@ -81,9 +81,7 @@ class FunctionRules:
         """No rule: an error, or on request all that it takes is kept."""
         if any(v.followed for v in values):
             if not self.keep_unknown:
-                raise CompactionError(
-                    f"there is no rule for {name}: with keep_unknown=True all channels that it takes are kept."
-                )
+                raise NoRuleError(name)
             self.facts.notes.append(f"{name} has no rule, so all channels that it takes are kept")
         return self.whole(values, result)
 

@@ -36,6 +36,19 @@ class Images:
     pixels: UInt8[Tensor, "n c h w"]
     labels: Int[Tensor, " n"]
 
+    def __post_init__(self) -> None:
+        pixels, labels = self.pixels, self.labels
+        if pixels.dtype != torch.uint8 or pixels.dim() != 4:
+            raise DataError(
+                f"the pixels must be bytes (uint8) of shape (images, channels, height, width), but are "
+                f"{_kind(pixels)} of shape {tuple(pixels.shape)}."
+            )
+        if labels.is_floating_point() or labels.shape != pixels.shape[:1]:
+            raise DataError(
+                f"there must be a class number for each of {len(pixels)} images, but the labels are {_kind(labels)} "
+                f"of shape {tuple(labels.shape)}."
+            )
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -247,6 +260,10 @@ def _checked(pixels: np.ndarray, labels: np.ndarray, where: str) -> Images:
     if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= 1 << 16:
         raise DataError(f"{where}: labels must be whole numbers from 0 to 65,535.")
     return _images(pixels, labels)
+
+
+def _kind(t: Tensor) -> str:
+    return str(t.dtype).removeprefix("torch.")
 
 
 def _split(images: Images, count: int) -> tuple[Images, Images]:

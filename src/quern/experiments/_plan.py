@@ -78,7 +78,8 @@ def runs(
         for name in names:
             check_known(name, known, what)
     parts = list(parts)
-    for _, dataset in parts:
+    for experiment, dataset in parts:
+        check_known(experiment, EXPERIMENTS, "experiment")
         check_known(dataset, DATASETS, "data set")
     found = dict.fromkeys(
         Run(dataset, family, method, PROTOCOLS[dataset].epochs if epochs is None else epochs, seed)

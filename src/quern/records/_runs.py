@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from quern.errors import RecordError
+from quern.errors import RecordError, instead_of
 
 DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
 # How each method is written. The last four stand on networks with batch normalisation.
@@ -60,7 +60,7 @@ PAPER: dict[str, dict[str, dict[str, float]]] = {
 def check_known(name: str, known: Iterable[str], what: str) -> None:
     """One sentence if there is none of that name."""
     if name not in (known := list(known)):
-        raise RecordError(f"there is no {what} {name}: choose among {', '.join(known)}.")
+        raise RecordError(f"there is no {what} {name}: {instead_of(name, known)}")
 
 
 @dataclass(frozen=True, order=True)

@@ -5,11 +5,21 @@ and resumed ends with exactly the weights of one that was not.
 """
 
 from quern.errors import Stopped
-from quern.train._batches import Loaders, Source, augment, derived_seed, evaluate, source
+from quern.train._batches import Loaders, Source, augment, check_fits, derived_seed, evaluate, source
 from quern.train._files import NAMES
 from quern.train._protocols import Grinding, Result, Steer, Watcher
-from quern.train._run import MILESTONES, find_device, fit
+from quern.train._run import MILESTONES, check_compacts, find_device, fit
 from quern.train._settings import Phase, Settings
 
 __all__ = ["MILESTONES", "NAMES", "Grinding", "Loaders", "Phase", "Result", "Settings", "Source", "Steer", "Stopped"]
-__all__ += ["Watcher", "augment", "derived_seed", "evaluate", "find_device", "fit", "source"]
+__all__ += [
+    "Watcher",
+    "augment",
+    "check_compacts",
+    "check_fits",
+    "derived_seed",
+    "evaluate",
+    "find_device",
+    "fit",
+    "source",
+]

@@ -83,6 +83,38 @@ class Source(Protocol):
     def about(self) -> dict[str, Any] | None: ...
 
 
+@torch.no_grad()
+def check_fits(model: nn.Module, data: ImageSet | Loaders, batches: Source) -> None:
+    """One sentence if the network does not take the inputs, or has no score for some class of the images."""
+    training, shape = model.training, tuple(batches.example.shape)
+    try:
+        scores = model.eval()(batches.example)
+    except Exception as reason:  # whatever a network says to an input that is not its own
+        said = (str(reason).strip().splitlines() or [type(reason).__name__])[0].rstrip(".")
+        raise TrainingError(f"the network does not take inputs of shape {shape}: {said}.") from reason
+    finally:
+        model.train(training)
+    if not isinstance(scores, Tensor) or scores.dim() != 2 or len(scores) != len(batches.example):
+        given = f"a tensor of shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
+        raise TrainingError(
+            f"for inputs of shape {shape} the network gives {given}, but must give scores (batch, classes)."
+        )
+    if isinstance(data, ImageSet):
+        for images in (data.train, data.val, data.test):
+            check_labels(images.labels, scores)
+
+
+def check_labels(labels: Tensor, scores: Tensor) -> None:
+    """One sentence if some class number has no score."""
+    classes = scores.shape[1]
+    wrong = (labels < 0) | (labels >= classes)
+    if bool(wrong.any()):
+        raise TrainingError(
+            f"a label is {int(labels[wrong][0])}, but the network gives {classes} scores, for classes 0 to "
+            f"{classes - 1}: count classes from 0, or give the network a score for each."
+        )
+
+
 def source(data: ImageSet | Loaders, settings: Settings, crew: Team, device: torch.device) -> Source:
     return (_FromImages if isinstance(data, ImageSet) else _FromLoaders)(data, settings, crew, device)  # pyright: ignore
 
@@ -109,7 +141,7 @@ class _FromImages:
         order = torch.randperm(len(train), generator=generator)
         for step in range(first, self.steps):
             chosen = order[step * settings.batch : (step + 1) * settings.batch][mine]
-            pixels, labels = train.pixels[chosen], train.labels[chosen].to(self.device)
+            pixels, labels = train.pixels[chosen], train.labels[chosen].to(self.device, torch.long)
             if settings.crop or settings.flip:
                 generator = torch.Generator().manual_seed(derived_seed(settings.seed, "augment", epoch, step))
                 pixels = augment(pixels, settings.crop, settings.flip, generator, mine, settings.batch)
@@ -139,7 +171,7 @@ class _FromImages:
         mine = self.crew.share(len(images))
         parts = (images.pixels[mine].split(EVALUATION_BATCH), images.labels[mine].split(EVALUATION_BATCH))
         for pixels, labels in zip(*parts, strict=True):
-            yield self.data.normalize(pixels.to(self.device)), labels.to(self.device)
+            yield self.data.normalize(pixels.to(self.device)), labels.to(self.device, torch.long)
 
     def about(self) -> dict[str, Any]:
         return self.data.about()
@@ -210,6 +242,7 @@ def evaluate(
     loss, right, count = 0.0, 0.0, 0.0
     for x, labels in batches:
         scores = model(x)
+        check_labels(labels, scores)
         loss += float(F.cross_entropy(scores.float(), labels, reduction="sum"))
         right += float((scores.argmax(1) == labels).sum())
         count += len(labels)

@@ -21,11 +21,11 @@ from quern import io
 from quern.compact import Plan, compact_, plan
 from quern.data import ImageSet
 from quern.distributed import Team, team
-from quern.errors import Diverged, LastPathWarning, Stopped, TrainingError
+from quern.errors import Diverged, LastPathWarning, NoRuleError, Stopped, TrainingError
 from quern.files import write_text
 from quern.optim import FrozenZeros, ProximalAdam, ProximalSGD, freeze_zeros
 from quern.sparsity import measure
-from quern.train._batches import Batch, Loaders, Source, derived_seed, evaluate, source
+from quern.train._batches import Batch, Loaders, Source, check_fits, check_labels, derived_seed, evaluate, source
 from quern.train._files import Files
 from quern.train._protocols import Grinding, Result, Steer, Watcher
 from quern.train._resume import (
@@ -55,6 +55,17 @@ def find_device(name: str) -> torch.device:
         said = str(reason).splitlines()[0].rstrip(".")
         raise TrainingError(f"there is no device {name} here: {said}.") from reason
     return device
+
+
+def check_compacts(model: nn.Module, example: Tensor) -> None:
+    """One sentence if ``model`` cannot be compacted while it is trained."""
+    try:
+        plan(model, example)
+    except NoRuleError as reason:
+        raise TrainingError(
+            f"there is no rule for {reason.name}, so the network cannot be compacted while it is trained: train it by "
+            "quern.train.fit without compact_every, and compact it then with keep_unknown=True."
+        ) from reason
 
 
 def fit(
@@ -93,8 +104,9 @@ def fit(
                 raise TrainingError("distill needs a teacher, and a teacher a share to distill.")
             teacher = None if teacher is None else teacher.to(device).eval()
             batches = source(data, settings, crew, device)
+            check_fits(model.to(device), data, batches)
             files = Files(None if out is None else Path(out), crew.leads, about)
-            run = _Run(model.to(device), batches, settings, files, crew, watchers if crew.leads else (), teacher, steer)
+            run = _Run(model, batches, settings, files, crew, watchers if crew.leads else (), teacher, steer)
             return run.run(resume)
 
 
@@ -122,7 +134,7 @@ class _Run:
         self.optimizer = _optimizer(model, settings)
         self.whole = measure(model, self.example)
         if settings.compact_every:
-            plan(model, self.example)  # a network that cannot be compacted says so now, not after hours
+            check_compacts(model, self.example)  # not after hours
         self.parallel: nn.Module = model
         self.frozen: FrozenZeros | None = None
         # Plain values, so that they are saved as they are. `epoch` and `step` are the next ones to do.
@@ -278,6 +290,7 @@ class _Run:
         precision = getattr(torch, settings.precision)
         with torch.autocast(self.device.type, precision) if precision != torch.float32 else nullcontext():
             scores = self.parallel(batch.x).float()
+        check_labels(batch.labels, scores)
         loss = F.cross_entropy(scores, batch.labels, label_smoothing=settings.label_smoothing)
         if batch.taught is not None:
             loss = (1 - settings.distill) * loss + settings.distill * _unlike(scores, batch.taught)

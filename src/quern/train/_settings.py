@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,6 +60,15 @@ class Settings:
             raise TrainingError(f"{wrong}.")
 
     def _rules(self) -> Iterator[tuple[bool, str]]:
+        for name, kind in Settings.__annotations__.items():
+            value = getattr(self, name)
+            if kind in (int, float, float | None) and value is not None:
+                number = Integral if kind is int else Real
+                wanted = "a whole number" if kind is int else "a number"
+                fits = isinstance(value, number) and not isinstance(value, bool)
+                yield fits, f"{name} is {value!r}, but must be {wanted}"
+        fits = self.penalty is None or isinstance(self.penalty, Penalty)
+        yield fits, f"penalty is {self.penalty!r}, but must be one of quern.penalties, such as RQL(12.0)"
         for name in ("epochs", "warmup", "heal", "crop", "compact_every"):
             yield getattr(self, name) >= 0, f"{name} is {getattr(self, name)}, but cannot be negative"
         yield self.warmup + self.epochs + self.heal > 0, "there are no epochs to train for"
