@@ -202,9 +202,11 @@ def test_a_trial_on_neurons_counts_those_that_compaction_removes(
     def trained(network: torch.nn.Module, *_: object) -> Mock:
         first, second = (layer for layer in network.modules() if isinstance(layer, QBatchNorm2d))
         with torch.no_grad():
-            first.weight[1] = 9e-4 if family == "paper" else 0.0
-            second.weight[2] = 2e-3
-            second.bias += 0.5
+            for layer, n, scale in ((first, 1, 9e-4 if family == "paper" else 0.0), (second, 2, 2e-3)):
+                assert layer.weight is not None
+                assert layer.bias is not None
+                layer.weight[n] = scale
+                layer.bias.fill_(0.5)
         return Mock(history=[{"val_accuracy": 0.9}], sparsity=measure(network))
 
     monkeypatch.setattr(tune, "fit", trained)
