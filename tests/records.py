@@ -14,6 +14,7 @@ LAYERS = (("0", "QConv2d", 25, 4), ("4", "QConv2d", 800, 8), ("9", "QLinear", 20
 # How far a method drives zeros, and what it leaves of the accuracy.
 REACH = {"none": (0.0, 0.99), "l2": (0.42, 0.967), "l1": (0.3, 0.94), "rq": (0.6, 0.97), "rql": (0.72, 0.965)}
 REACH |= {"none-bn": (0.0, 0.991), "rq-bn": (0.65, 0.975), "rql-bn": (0.75, 0.97), "gamma-bn": (0.9, 0.96)}
+REACH |= {"gamma-beta-bn": (0.88, 0.962)}
 REST = {"penalty": 0.5, "strength": 1.0, "lr": 0.002, "val_loss": 0.4}  # of a line that no report shows
 WITHOUT = ("none", "none-bn")  # a penalty
 

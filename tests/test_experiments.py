@@ -28,6 +28,7 @@ from tests.records import run_record
 
 pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
 
+ROOT = Path(__file__).parents[1]
 EPOCHS = 6
 DIGITS = data.load("digits")
 LAMBDAS = {"digits": {"paper": {"rq": 100.0, "l2": 1.0}, "quern": {"rql": 80.0}}}
@@ -143,11 +144,12 @@ def test_the_zeros_of_a_record_are_those_in_its_network(local: Local, which: int
     _, tasks, found = local
     record, tol = found[tasks[which].run.name], (1e-3, 0.0)[which]
     rows = np.concatenate(raw_weights(tasks[which]), 1)
-    left = np.abs(rows) > tol
+    left, moduli = np.abs(rows) > tol, np.sqrt((rows.astype(np.float64) ** 2).sum(0))
     sparsity = record["result"]["sparsity"]
     assert sparsity["tol"] == tol
     assert sparsity["component_sparsity"] == (4 * QUATERNIONS - left.sum()) / (4 * QUATERNIONS)
-    assert sparsity["quaternion_sparsity"] == (QUATERNIONS - left.any(0).sum()) / QUATERNIONS
+    assert sparsity["quaternion_sparsity"] == (QUATERNIONS - (moduli > tol).sum()) / QUATERNIONS
+    assert record["zeros_by"] == "modulus"
     assert sum(layer["quaternions"] for layer in sparsity["layers"]) == QUATERNIONS
     assert 0.05 < sparsity["component_sparsity"] < 1  # or there would be nothing to see
     if which == 1:  # whole neurons were removed, which count as zeros
@@ -185,6 +187,9 @@ def test_the_history_of_a_record_ends_where_its_result_is(local: Local) -> None:
         assert best["val_accuracy"] == pytest.approx(record["result"]["val_accuracy"], rel=1e-5)
         for what in ("component_sparsity", "quaternion_sparsity"):
             assert best[what] == pytest.approx(record["result"]["sparsity"][what], rel=1e-5)
+        assert best["test_accuracy"] == pytest.approx(record["result"]["test_accuracy"], rel=1e-5)
+        assert best["compacted_neurons"] == record["small"]["neurons"]
+        assert record["history"][0]["test_accuracy"] != best["test_accuracy"]
     phases = [line["phase"] for line in local[2][QUERN_RUN.name]["history"]]
     assert phases == ["grind"] * 4 + ["heal"] * 2
 
@@ -257,6 +262,22 @@ def test_a_record_with_another_weight_is_replaced(
     assert record["lambda"] == 80.0
 
 
+def test_a_record_that_counts_zeros_by_components_is_replaced_if_that_differs(local: Local, tmp_path: Path) -> None:
+    for run in RUNS:
+        record = {key: value for key, value in local[2][run.name].items() if key != "zeros_by"}
+        records.write(tmp_path, run, record)
+    tasks = ex.survey(RUNS, tmp_path, tmp_path / "work", LAMBDAS)
+    assert [task.outdated for task in tasks] == [task.settings.tol > 0 for task in tasks] == [True, False, False]
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
+def test_the_records_that_come_with_quern_can_be_read(dataset: str) -> None:
+    for run, record in records.read(ROOT / "results"):
+        if run.dataset == dataset:
+            terms = record["settings"]["penalty"] or []
+            assert any("with_beta" in term["kind"] for term in terms) == (run.method == "gamma-beta-bn")
+
+
 def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(local: Local, tmp_path: Path) -> None:
     folder, _, _ = local
     places = ["--results", folder / "results", "--work", tmp_path / "work", "--lambdas", lambdas_file(tmp_path)]
@@ -272,10 +293,10 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(local: Local, tmp_p
     ]
     assert not (tmp_path / "work").exists()
     out, _ = here("reproduce", "all", "--dry-run", "--seeds", 5, "--results", tmp_path / "none", "--jobs", 2)
-    # MNIST: 11 runs of 20 epochs and 12 s; CIFAR-10: 11 and 8 more of 12 epochs and 140 s; on two cores.
-    whole = 5 * (11 * 20 * 12 + (11 + 8) * 12 * 140) / 2
-    assert f"{5 * (11 + 11 + 8)} of 150 runs to do, 2 at a time: about {whole // 3600:.0f}:" in out
-    assert out.count("to do\n") == 150
+    # MNIST: 11 runs of 20 epochs and 12 s; CIFAR-10: 11 and 10 more of 12 epochs and 140 s; on two cores.
+    whole = 5 * (11 * 20 * 12 + (11 + 10) * 12 * 140) / 2
+    assert f"{5 * (11 + 11 + 10)} of 160 runs to do, 2 at a time: about {whole // 3600:.0f}:" in out
+    assert out.count("to do\n") == 160
     assert "mnist/table2: steps of all methods timed in turn" in out
     assert not (tmp_path / "none").exists()
 

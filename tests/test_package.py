@@ -33,7 +33,7 @@ def test_what_we_say_to_install_is_ours() -> None:
     root, advised = Path(__file__).parent.parent, []
     for pattern in ("*.md", "*.toml", "Makefile", "src/**/*.py", "src/**/*.html*", "docs/**/*.md", "examples/*.py"):
         for path in root.glob(pattern):
-            for command in re.findall(r"pip install ([^\n]+)", path.read_text()):
+            for command in re.findall(r"pip install ([^\n`]+)", path.read_text()):
                 assert not re.search(r"\bquern\b(?!-nn)", command), (path, command)
                 advised += re.findall(r"quern-nn(?:\[([^\]]*)\])?", command)
     assert advised

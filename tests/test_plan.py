@@ -16,6 +16,8 @@ from quern.penalties import L1, L2, RQ, RQL, GammaL1, Penalty
 from quern.records import DATASETS, METHODS, Run
 from quern.train import Settings
 
+ROOT = Path(__file__).parents[1]
+
 # Which runs.
 
 
@@ -24,9 +26,11 @@ def test_a_run_that_several_parts_need_is_there_once() -> None:
     found = ex.runs(parts, 3)
     assert len(found) == len(set(found))
     assert set(ex.runs([("figure1", "mnist")], 3)) < set(ex.runs([("table1", "mnist")], 3))
-    # Table 1 has two families of five methods and a real twin, figure 2 and what goes with it four more methods.
-    assert len(found) == 3 * (2 * (2 * 5 + 1) + 2 * 4)
+    # Table 1 has two families of five methods and a real twin, figure 2 and what goes with it five more methods.
+    assert len(found) == 3 * (2 * (2 * 5 + 1) + 2 * 5)
     assert [run.seed for run in found] == sorted(run.seed for run in found)
+    rows = [[(run.dataset, run.family, run.method) for run in found if run.seed == seed] for seed in range(3)]
+    assert rows[0] == rows[1] == rows[2]  # whole rows grow together
     assert {run.epochs for run in found if run.dataset == "mnist"} == {20}
     assert {run.epochs for run in found if run.dataset == "cifar10"} == {12}
 
@@ -37,7 +41,7 @@ def test_table_one_alone_has_the_real_twin() -> None:
     assert [run for run in found if run.family == "real"] == [Run("mnist", "real", "none", 20, n) for n in (0, 1)]
     for part in ("figure1", "figure2"):
         assert {run.family for run in ex.runs([(part, "mnist")], 1)} == {"paper", "quern"}
-    with_neurons = {"rq", "none-bn", "rq-bn", "rql-bn", "gamma-bn"}
+    with_neurons = {"rq", "none-bn", "rq-bn", "rql-bn", "gamma-bn", "gamma-beta-bn"}
     assert {run.method for run in ex.runs([("figure2", "mnist")], 1)} == with_neurons
     assert ex.runs([("table2", "mnist")], 5) == []
 
@@ -83,6 +87,7 @@ KINDS: dict[str, Callable[[float], Penalty]] = {
     "rq-bn": RQ,
     "rql-bn": RQL,
     "gamma-bn": GammaL1,
+    "gamma-beta-bn": lambda weight: GammaL1(weight, with_beta=True),
 }
 some_epochs = st.integers(1, 500)
 
@@ -92,7 +97,7 @@ def test_the_papers_family_is_trained_as_the_paper_did(dataset: str, method: str
     found = ex.settings_of(Run(dataset, "paper", method, epochs, seed), 3.5)
     assert (found.optimizer, found.schedule, found.tol) == ("adam", "constant", 1e-3)
     assert (found.epochs, found.warmup, found.heal, found.ramp, found.compact_every) == (epochs, 0, 0, 0.0, 0)
-    assert found.penalty == (GammaL1(3.5) if method == "gamma-bn" else KINDS[method](3.5))
+    assert found.penalty == KINDS[method](3.5)
     assert found.strength_at(0, 0, 10) == 1.0  # λ from the first step on
     assert found.seed == seed
     assert Settings.from_dict(json.loads(json.dumps(found.to_dict()))) == found
@@ -105,7 +110,7 @@ def test_querns_family_takes_exact_zeros_and_heals(dataset: str, method: str, ep
     assert found.total == epochs
     assert found.epochs >= 1
     assert found.heal >= 1 or epochs == 1
-    assert found.penalty == (GammaL1(3.5, with_beta=True) if method == "gamma-bn" else KINDS[method](3.5))
+    assert found.penalty == KINDS[method](3.5)
     assert found.heal_dropout == (dataset == "cifar10")
 
 
@@ -144,6 +149,14 @@ def test_every_run_of_an_experiment_has_a_weight() -> None:
             weight = ex.lambda_of(run, ex.read_lambdas())
             assert weight is None if run.method in ("none", "none-bn") else weight is not None and weight > 0
             ex.settings_of(run, weight)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("results/*/tuning.json")), ids=lambda path: path.parent.name)
+def test_weights_that_were_tuned_are_those_that_tuning_chose(path: Path) -> None:
+    own = ex.read_lambdas()[path.parent.name]
+    rows = [row for row in json.loads(path.read_text())["trials"] if row["chosen"]]
+    assert rows
+    assert all(own[row["family"]][row["method"]] == float(f"{row['lambda']:.4g}") for row in rows)
 
 
 def test_weights_are_read_from_a_file(tmp_path: Path) -> None:

@@ -327,7 +327,7 @@ def test_the_figures_of_the_paper_have_its_panels(tmp_path: Path) -> None:
     assert sum(dots.source == "the paper" for dots in front[0].dots) == 5
     layers = figures["layers-mnist"].panels[2]
     assert isinstance(layers, Bars)
-    shown = ["ℓ2", "ℓ1", "R_Q", "R_QL", "R_Q + BN", "R_QL + BN", "L1(BN)"]  # neither of the two without penalty
+    shown = ["ℓ2", "ℓ1", "R_Q", "R_QL", "R_Q + BN", "R_QL + BN", "L1(BN)", "L1(BN), γ with β"]  # without none
     assert [panel.title for panel in figures["layers-mnist"].panels] == shown
     assert [panel.title for panel in figures["moduli-mnist-quern"].panels] == shown
     assert layers.bars[1].quaternions == (np.mean([320, 328]), 800)

@@ -70,11 +70,13 @@ def test_zero_is_what_is_not_larger_than_the_tolerance() -> None:
     model = small()
     weight(model, "0")[:, 0, 0] = torch.tensor([1e-3, -1e-3, 1.1e-3])  # three quaternions of neuron 0
     weight(model, "0")[0, 1, 0] = -1e-3
-    for tol, components, quaternions in ((0.0, 0, 0), (9e-4, 0, 0), (1e-3, 11, 2)):
+    # The modulus of a quaternion of four times 1e-3 is 2e-3, and its components are zero before it is.
+    counts = ((0.0, 0, 0, 0), (9e-4, 0, 0, 0), (1e-3, 11, 0, 0), (1.2e-3, 15, 0, 1), (2.1e-3, 15, 2, 1))
+    for tol, components, quaternions, dead in counts:
         conv = measure(model, tol=tol).layers[0]
-        assert (conv.zero_components, conv.zero_quaternions, conv.dead_neurons) == (components, quaternions, 0)
-    found = measure(model, tol=2e-3)
-    assert (found.layers[0].zero_quaternions, found.layers[0].dead_neurons, found.tol) == (3, 1, 2e-3)
+        assert (conv.zero_components, conv.zero_quaternions, conv.dead_neurons) == (components, quaternions, dead)
+    found = measure(model, tol=3e-3)
+    assert (found.layers[0].zero_quaternions, found.layers[0].dead_neurons, found.tol) == (3, 1, 3e-3)
     assert found.nonzero_parameters == found.parameters - 15
 
 
@@ -88,14 +90,23 @@ def test_counts_equal_those_of_numpy(seed: int, sizes: list[int], tol: float) ->
     found = measure(nn.Sequential(*layers), torch.randn(3, 4 * sizes[0]), tol=tol)
     zeros, whole, total = 0, 0, 0
     for layer, row in zip(layers, found.layers, strict=True):
-        zero = np.abs(layer.weight.detach().numpy()) <= tol
+        numbers = layer.weight.detach().numpy().astype(np.float64)
+        zero, gone = np.abs(numbers) <= tol, np.sqrt((numbers**2).sum(0)) <= tol
         assert row.zero_components == zero.sum()
-        assert row.zero_quaternions == zero.all(0).sum()
+        assert row.zero_quaternions == gone.sum()
         assert (row.macs, row.nonzero_macs) == (4 * zero.size, 4 * (~zero).sum())
-        zeros, whole, total = zeros + zero.sum(), whole + zero.all(0).sum(), total + zero.size
+        zeros, whole, total = zeros + zero.sum(), whole + gone.sum(), total + zero.size
     assert found.component_sparsity == pytest.approx(zeros / total)
     assert found.quaternion_sparsity == pytest.approx(4 * whole / total)
     assert (found.macs, found.nonzero_macs) == (4 * total, 4 * (total - zeros))
+
+
+@pytest.mark.parametrize("tiny", [1e-30, 1e-44])
+def test_a_number_whose_square_is_zero_is_none(tiny: float) -> None:
+    model = small()
+    weight(model, "0")[:, 0, 0, 0] = torch.tensor([0.0, tiny, 0.0, 0.0])
+    assert measure(model).layers[0].zero_quaternions == 0
+    assert measure(model, tol=2 * tiny).layers[0].zero_quaternions == 1
 
 
 def test_every_kind_of_layer_has_its_row() -> None:

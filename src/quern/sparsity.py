@@ -1,7 +1,7 @@
 """How sparse and how large a network is.
 
 Zero means \\|.\\| <= tol. **Component** sparsity is the share of zero numbers among the quaternion weights,
-**quaternion** sparsity the share of quaternions whose four components are all zero, **neuron** sparsity the share of
+**quaternion** sparsity the share of quaternions whose modulus is zero, **neuron** sparsity the share of
 neurons that no longer matter: γ = 0, no non-zero incoming weight, or no non-zero outgoing weight, cascading through the
 network (:mod:`quern.liveness`). Biases count as parameters but not as weights.
 """
@@ -196,6 +196,8 @@ def measure(model: nn.Module, example_input: Tensor | tuple[Any, ...] | None = N
         weights = [w for w in qnn.quaternion_weights(layer).values() if id(w) not in seen]
         seen.update(map(id, weights))
         zero = [w.abs() <= tol for w in weights]
+        # Squares of tiny numbers are zero even in float64: for tol = 0 the components say it.
+        gone = [z.all(0) & (w.double().norm(dim=0) <= tol) for z, w in zip(zero, weights, strict=True)]
         alive = found.alive[name]
         macs, nonzero_macs = (None, None) if work is None else work.get(name, (0, 0))
         layers.append(
@@ -204,7 +206,7 @@ def measure(model: nn.Module, example_input: Tensor | tuple[Any, ...] | None = N
                 kind=type(layer).__name__,
                 quaternions=sum(z[0].numel() for z in zero),
                 zero_components=sum(int(z.sum()) for z in zero),
-                zero_quaternions=sum(int(z.all(0).sum()) for z in zero),
+                zero_quaternions=sum(int(g.sum()) for g in gone),
                 neurons=len(alive),
                 dead_neurons=int((~alive).sum()),
                 macs=macs,

@@ -1,16 +1,17 @@
-"""The weights of the penalties, found on validation images alone, with the same budget for every method.
+"""The weights of the penalties, found on validation images alone, by one rule for every method of both families.
 
 Each method of each family has its own study in Optuna, with two goals: validation accuracy and quaternion sparsity
-(that of neurons for L1(BN)). A trial is the run of an experiment in short: fewer images, smaller batches, fewer epochs.
-The first half of the trials part the range of λ, the same for all but ℓ2, evenly on a scale of powers; the range is so
-wide that its ends, taken to be too weak and too strong, are not tried. A trial is *good enough* if it loses no more
-than ``DROP`` of accuracy against a trial without penalty; each of the others halves the gap between the largest λ that
-is good enough and the next one. Chosen is the sparsest trial that is good enough, or, if none is, the most accurate.
+(for L1(BN), the share of neurons that compaction removes). A trial is the run of an experiment in short: fewer images,
+smaller batches, fewer epochs. It is judged by the mean of its last ``LAST`` epochs, with a penalty and without, in
+which quern's runs heal: one epoch alone may be points off, and the best of several flatters. The first half of the
+trials part ``RANGE``, the same for all, evenly on a scale of powers; it is so wide that its ends, taken to be too weak
+and too strong, are not tried. A trial is *good enough* if it loses no more than ``DROP`` of accuracy against a trial
+without penalty on the same network; each of the others halves the gap between the largest λ that is good enough and the
+next one. A trial that died is not good enough, whatever else it gave: it diverged, it had its last path kept
+(:class:`~quern.errors.LastPathWarning`), or its accuracy is that of guessing.
 
-Trials the paper's way are judged by the mean of their last epochs, with a penalty and without: at a constant learning
-rate the last one alone may be points off. Quern's are judged by what their runs
-keep, the best epoch of healing, or of all without penalty: its learning rate falls to zero, and the best of the last
-epochs is hardly better than the last.
+Chosen is the trial with the most zeros among those that are good enough; of several with as many, the one with more
+zero components, then the more accurate, then the smaller λ. If none is good enough, it is the most accurate that lived.
 
 A short trial has fewer steps for λ to act in, so a whole run with the same λ has at least as many zeros; what a λ costs
 in accuracy shows in the trial.
@@ -19,6 +20,7 @@ Studies live in one journal file, which several processes may share, and from wh
 The images to test with are replaced by those to validate with before the first trial.
 """
 
+import itertools
 import json
 import math
 import os
@@ -26,6 +28,7 @@ import signal
 import socket
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -33,13 +36,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import torch
+from torch import Tensor
 
 from quern import data, schema
+from quern._intervals import wilson
+from quern.compact import plan
 from quern.data import Images, ImageSet
 from quern.environment import facts
-from quern.errors import Diverged, QuernError, RecordError, Stopped
+from quern.errors import CompactionError, Diverged, LastPathWarning, QuernError, RecordError, Stopped
 from quern.experiments import build, read_lambdas, settings_of
-from quern.records import METHODS, Environment, Family, Method, Run, TrialRow, Trials, keep, without_penalty
+from quern.records import Environment, Family, Method, Run, TrialRow, Trials, keep, without_penalty
 from quern.schema import Between, Count, Positive, Share, check, opened, parse, plain
 from quern.sparsity import measure
 from quern.train import fit
@@ -51,14 +57,14 @@ if TYPE_CHECKING:
 __all__ = ["SHORT", "Short", "Trial", "chosen", "read_trials", "tune", "write_lambdas", "write_trials"]
 
 DROP = 0.02
-LAST = 3  # epochs by whose mean a trial the paper's way is judged
+LAST = 3  # epochs by whose mean a trial is judged
+RANGE = (0.5, 5000.0)
 WAIT = 0.5  # seconds between looks at what another process is at
-RANGES = {method: (5.0, 5000.0) if method == "l2" else (0.5, 500.0) for method in METHODS}
 
 
 @dataclass(frozen=True)
 class Short:
-    """How much of a run a trial is."""
+    """How much of a run a trial is: of so many epochs that quern's heal for ``LAST`` of them."""
 
     images: int
     batch: int
@@ -67,14 +73,15 @@ class Short:
 
 SHORT = {
     "mnist": Short(images=15_000, batch=100, epochs=8),
-    "cifar10": Short(images=8_000, batch=25, epochs=5),
+    "cifar10": Short(images=8_000, batch=25, epochs=8),
     "digits": Short(images=1_200, batch=64, epochs=10),
 }
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One λ, and what came of it on validation images; ``weight`` is None for the trial without penalty."""
+    """One λ, and what came of it on validation images; ``weight`` is None for the trial without penalty. ``died`` says
+    of what, and what is measured of a training that did not end is that of the network before it."""
 
     family: Family
     method: Method
@@ -84,12 +91,16 @@ class Trial:
     quaternion_sparsity: Share
     neuron_sparsity: Share
     nonzero_parameters: Count
+    died: str | None = None
     environment: Environment = field(default_factory=dict, compare=False)
 
     @property
     def sparsity(self) -> float:
         """What the method is after."""
-        return self.neuron_sparsity if self.method == "gamma-bn" else self.quaternion_sparsity
+        return self.neuron_sparsity if self.method.startswith("gamma") else self.quaternion_sparsity
+
+    def good_enough(self, floor: float) -> bool:
+        return self.died is None and self.val_accuracy >= floor
 
 
 def without_test(images: ImageSet, count: int) -> ImageSet:
@@ -100,17 +111,24 @@ def without_test(images: ImageSet, count: int) -> ImageSet:
 
 
 def try_weight(images: ImageSet, run: Run, weight: float | None, batch: int) -> Trial:
-    """Train a run in short with ``weight`` as its λ. If that diverges, nothing was learned, and nothing is zero."""
+    """Train a run in short with ``weight`` as its λ. It ends where it dies."""
     network = build(run)
-    size, accuracy = measure(network), 0.0
+    size, accuracy, died = measure(network), 0.0, None
+    dead_neurons = 0.0
+    settings = replace(settings_of(run, weight), batch=batch, curves=False)
     try:
-        found = fit(network, images, replace(settings_of(run, weight), batch=batch))
-        size, accuracy = found.sparsity, found.val_accuracy
-        if run.family == "paper":  # also without penalty, when `fit` keeps the best: the best of many is no fair bar
-            accuracy = statistics.fmean(line["val_accuracy"] for line in found.history[-LAST:])
-    except Diverged:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", LastPathWarning)
+            found = fit(network, images, settings)
+        neurons = plan(network, images.normalize(images.train.pixels[:2]), settings.tol).neurons[1]
+        dead_neurons, size = 1 - neurons / size.neurons, found.sparsity
+        accuracy = statistics.fmean(line["val_accuracy"] for line in found.history[-LAST:])
+        if _at_chance(accuracy, images.val.labels):
+            died = "chance"
+    except (Diverged, LastPathWarning, CompactionError) as reason:
         if weight is None:  # there is nothing to compare with then
             raise
+        died = {Diverged: "diverged", LastPathWarning: "last path"}.get(type(reason), "not to be compacted")
     return Trial(
         family=run.family,
         method=run.method,
@@ -118,10 +136,16 @@ def try_weight(images: ImageSet, run: Run, weight: float | None, batch: int) -> 
         val_accuracy=accuracy,
         component_sparsity=size.component_sparsity,
         quaternion_sparsity=size.quaternion_sparsity,
-        neuron_sparsity=size.neuron_sparsity,
+        neuron_sparsity=dead_neurons,
         nonzero_parameters=size.nonzero_parameters,
+        died=died,
         environment=facts(),
     )
+
+
+def _at_chance(accuracy: float, labels: Tensor) -> bool:
+    """Whether an accuracy may be that of always saying the commonest label."""
+    return wilson(accuracy, len(labels))[0] <= float(labels.bincount().max()) / len(labels)
 
 
 def tune(
@@ -149,7 +173,7 @@ def tune(
                 [one] = _study(images, replace(run, method=plain), None, short, storage, 1, 0.0, tell)
                 floors[plain] = one.val_accuracy - DROP
                 found.append(one)
-            found += _study(images, run, RANGES[method], short, storage, trials, floors[plain], tell)
+            found += _study(images, run, RANGE, short, storage, trials, floors[plain], tell)
     return found
 
 
@@ -167,7 +191,7 @@ def _study(
     ``floor`` on, an accuracy is good enough."""
     import optuna
 
-    name = f"{run.name}-{short.images}x{short.batch}"
+    name = f"{run.name}-{short.images}x{short.batch}-last{LAST}"
     low, high = weights or (1.0, 1.0)
     with _sentence(storage):
         study = _open(storage, name)
@@ -180,13 +204,13 @@ def _study(
             trial = weight = None
             if len(done) + len(busy) < count:
                 if weights:
-                    good = {t.weight: t.val_accuracy >= floor for t in done if t.weight is not None}
+                    good = {t.weight: t.good_enough(floor) for t in done if t.weight is not None}
                     # What another process is at may turn out either way.
                     good |= {t.params["lambda"]: False for t in busy if "lambda" in t.params}
                     study.enqueue_trial({"lambda": next_weight(good, low, high, (count + 1) // 2)})
                 trial = study.ask()
                 weight = trial.suggest_float("lambda", low, high, log=True) if weights else None
-                trial.set_user_attr("process", [socket.gethostname(), os.getpid()])
+                trial.set_user_attr("process", [socket.gethostname(), os.getpid(), _birth(os.getpid())])
         if trial is None:
             if not told:
                 tell(f"{name}: waiting for {', '.join(_process(one) for one in busy)} to finish")
@@ -197,7 +221,8 @@ def _study(
             found = try_weight(images, run, weight, short.batch)
             trial.set_user_attr("found", asdict(found))
             said = "" if weight is None else f", λ = {weight:.3g}"
-            tell(f"{name}{said}: {found.val_accuracy:.2%} on validation images, {found.sparsity:.1%} zero")
+            said += ": " if found.died is None else f": too large ({found.died}), "
+            tell(f"{name}{said}{found.val_accuracy:.2%} on validation images, {found.sparsity:.1%} zero")
         except BaseException as reason:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)  # its λ is tried again
             if isinstance(reason, Stopped):
@@ -297,15 +322,24 @@ def _lives(process: Any) -> bool:
     This one is at no trial when it asks: one that has its number died before it, as in a container that was started
     again."""
     match process:
-        case [str(host), int(number)] if 0 < number < 1 << 31:
-            return _is_running(host, number)
+        case [str(host), int(number), *birth] if 0 < number < 1 << 31:
+            return _is_running(host, number, birth)
     return False
 
 
-def _is_running(host: str, process: int) -> bool:
+def _birth(process: int) -> str | None:
+    """When a process began, where that can be told: numbers of processes come again, as after a reboot."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path(f'/proc/{process}/stat').read_text().rpartition(')')[2].split()[19]}"
+    except (OSError, IndexError):
+        return None
+
+
+def _is_running(host: str, process: int, birth: list[Any]) -> bool:
     if host != socket.gethostname() or os.name != "posix":
         return True
-    if process == os.getpid():
+    if process == os.getpid() or (birth and birth[0] is not None and birth[0] != _birth(process)):
         return False
     try:
         os.kill(process, 0)
@@ -317,7 +351,7 @@ def _is_running(host: str, process: int) -> bool:
 
 
 def _process(trial: "FrozenTrial") -> str:
-    host, process = trial.user_attrs["process"]
+    host, process, *_ = trial.user_attrs["process"]
     return f"process {process} on {schema.visible(host)}"
 
 
@@ -336,25 +370,32 @@ def next_weight(good: Mapping[float, bool], low: float, high: float, first: int)
 
 def chosen(trials: Sequence[Trial], drop: float = DROP) -> dict[tuple[str, str], Trial]:
     """The trial to go on with, by family and method: the sparsest within ``drop`` of the accuracy without penalty."""
+
+    def smaller(t: Trial) -> float:
+        return -(t.weight or 0.0)
+
     found = {}
     for family, method in dict.fromkeys((t.family, t.method) for t in trials if t.weight is not None):
         mine = [t for t in trials if (t.family, t.method) == (family, method)]
         none = next(t for t in trials if (t.family, t.method) == (family, without_penalty(method)))
-        good = [t for t in mine if t.val_accuracy >= none.val_accuracy - drop]
-        best = max(good, key=lambda t: (t.sparsity, t.component_sparsity, t.val_accuracy), default=None)
-        found[family, method] = best or max(mine, key=lambda t: (t.val_accuracy, t.sparsity))
+        good = [t for t in mine if t.good_enough(none.val_accuracy - drop)]
+        best = max(good, key=lambda t: (t.sparsity, t.component_sparsity, t.val_accuracy, smaller(t)), default=None)
+        lived = [t for t in mine if t.died is None] or mine
+        found[family, method] = best or max(lived, key=lambda t: (t.val_accuracy, t.sparsity, smaller(t)))
     return found
 
 
 def write_lambdas(path: Path, dataset: str, trials: Sequence[Trial]) -> None:
     """Put the chosen λs into a file that may hold those of other data sets and methods."""
     known = read_lambdas(path) if path.exists() else {}
+    header = "# Weights of the penalties (with the factor 1/Q, or 1/|Γ|), by data set, family and method: quern tune.\n"
+    if path.exists():  # what it says of itself stays
+        own = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        header = "".join(itertools.takewhile(lambda line: line.startswith("#"), own)) or header
     for (family, method), trial in chosen(trials).items():
         assert trial.weight is not None
         known.setdefault(dataset, {}).setdefault(family, {})[method] = float(f"{trial.weight:.4g}")
-    lines = [
-        "# Weights of the penalties (with the factor 1/Q, or 1/|Γ|), by data set, family and method: quern tune.\n"
-    ]
+    lines = [header]
     for name, families in known.items():
         for family, weights in families.items():
             lines.append(f"\n[{name}.{family}]\n")

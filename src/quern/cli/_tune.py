@@ -28,7 +28,11 @@ def tune(
     dataset: Annotated[str, _what(help="mnist, cifar10 or digits.")] = "digits",
     family: Annotated[list[str] | None, _what(help="paper or quern; repeat it.", show_default="both")] = None,
     method: Annotated[
-        list[str] | None, _what(help="l2, l1, rq, rql, rq-bn, rql-bn, gamma-bn; repeat it.", show_default="table 1's")
+        list[str] | None,
+        _what(
+            help="l2, l1, rq, rql, rq-bn, rql-bn, gamma-bn (γ alone), gamma-beta-bn (γ with β); repeat it.",
+            show_default="all",
+        ),
     ] = None,
     trials: Annotated[int, _what(help="Trials of every method.")] = 8,
     images: Annotated[int | None, _what(help="Images to train on in a trial.", show_default="by data set")] = None,
@@ -47,14 +51,15 @@ def tune(
 
     from quern import data, tune
     from quern.experiments import read_lambdas
-    from quern.records import DATASETS, FIGURE2, TABLE1, check_known, check_writable
+    from quern.records import DATASETS, METHODS, check_known, check_writable, without_penalty
 
     check_known(dataset, DATASETS, "data set")
-    families, methods = family or ["paper", "quern"], method or list(TABLE1[1:])
+    penalised = [name for name in METHODS if name != without_penalty(name)]
+    families, methods = family or ["paper", "quern"], method or penalised
     for name in families:
         check_known(name, ("paper", "quern"), "family with penalties")
     for name in methods:
-        check_known(name, dict.fromkeys([*TABLE1[1:], *FIGURE2]), "method with a weight")
+        check_known(name, penalised, "method with a weight")
     asked = {name: value for name, value in (("images", images), ("epochs", epochs)) if value is not None}
     short = replace(tune.SHORT[dataset], **asked)
     for name, value in (("trials", trials), *asked.items()):

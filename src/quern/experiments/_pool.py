@@ -23,7 +23,8 @@ ANSWER = 10  # seconds for a cluster to answer in
 @dataclass(frozen=True)
 class Task:
     """A run, how it is to be trained, and how far it is: ``record`` if it is done, else ``epoch`` of its last
-    checkpoint. ``outdated`` if there is a record of other settings, which the new one will replace."""
+    checkpoint. ``outdated`` if there is a record of other settings, or one that counts zeros in another way, which the
+    new one will replace."""
 
     run: Run
     weight: float | None
@@ -45,14 +46,18 @@ class Task:
 
 
 def survey(todo: Sequence[Run], results: Path, work: Path, lambdas: Lambdas) -> list[Task]:
-    """What there is to do. A record counts if it was made with the settings that the run would have now."""
+    """What there is to do. A record counts if it was made with the settings that the run would have now, and counts
+    zero quaternions as it would."""
     found = []
     for run in todo:
         weight = lambda_of(run, lambdas)
         settings = settings_of(run, weight)
         path = records.record_path(results, run)
         record = records.read_record(path) if path.exists() else None
-        outdated = record is not None and Settings.from_dict(record["settings"], path) != settings
+        outdated = record is not None and (
+            Settings.from_dict(record["settings"], path) != settings
+            or (settings.tol > 0 and record.get("zeros_by") != "modulus")
+        )
         folder = work_folder(work, run, settings)
         found.append(Task(run, weight, settings, folder, None if outdated else record, outdated))
     return found

@@ -58,6 +58,7 @@ def perform(run: Run, settings: Settings, weight: float | None, work: Path, data
         "history": [_rounded(line) for line in found.history],
         "result": _result(found),
         "moduli": moduli(network, found.sparsity),
+        "zeros_by": "modulus",
         **_sizes(dense, _cut(network, images, settings.tol), images, settings),
     }
 

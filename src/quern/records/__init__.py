@@ -10,7 +10,9 @@ one JSON file, ``FOLDER/mnist/quern-rq-20-0.json`` for seed 0, with these parts:
 ``images``         how many to train on, to validate and to test
 ``sums``           the SHA-256 of the data
 ``environment``    versions, commit, processor, threads
-``history``        a line per epoch: ``epoch``, ``phase``, ``loss``, ``val_accuracy``, the three sparsities, ``seconds``
+``history``        a line per epoch: ``epoch``, ``phase``, ``loss``, ``val_accuracy``, three sparsities, ``seconds``;
+                   with ``curves`` in the settings also ``test_accuracy``, which nothing is chosen by, and
+                   ``compacted_neurons``, how many neurons compaction would leave (None if it refuses)
 ``result``         ``test_accuracy``, ``val_accuracy``, ``best_epoch``, ``seconds`` and ``sparsity`` (the three shares,
                    ``neurons``, ``neurons_left``, ``parameters``, ``nonzero_parameters``, ``tol``, ``layers``)
 ``small``          the network with all that counts as zero set to zero, and compacted: ``test_accuracy``, ``neurons``,
@@ -19,6 +21,8 @@ one JSON file, ``FOLDER/mnist/quern-rq-20-0.json`` for seed 0, with these parts:
 ``dense``          the same, but for the accuracy, of the network with nothing removed
 ``moduli``         how the moduli of the weights are spread: ``edges`` as exponents of ten, ``counts`` between them
                    (the first and the last take what lies outside), ``zeros``
+``zeros_by``       "modulus": a quaternion counts as zero when its modulus is at most ``tol``; older records lack it,
+                   and count one whose four components are
 =================  ===================================================================================================
 """
 

@@ -37,6 +37,8 @@ class Epoch(TypedDict):
     parameters: NotRequired[Count]
     images_per_second: NotRequired[Measured]
     peak_memory_mb: NotRequired[Measured | None]
+    test_accuracy: NotRequired[Share]
+    compacted_neurons: NotRequired[Count | None]
 
 
 class LayerCounts(TypedDict):
@@ -121,6 +123,7 @@ Record = TypedDict(
         "small": Cut,
         "dense": Sizes,
         "moduli": Moduli,
+        "zeros_by": NotRequired[Literal["modulus"]],
     },
 )
 
@@ -139,6 +142,7 @@ TrialRow = TypedDict(
         "nonzero_parameters": Count,
         "environment": NotRequired[Environment],
         "chosen": bool,
+        "died": NotRequired[str | None],
         "trained": NotRequired[dict[str, Count]],
     },
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from quern.errors import RecordError, instead_of
 
 DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
-# How each method is written. The last four stand on networks with batch normalisation.
+# How each method is written. The last five stand on networks with batch normalisation.
 METHODS = {
     "none": "none",
     "l2": "ℓ2",
@@ -17,6 +17,7 @@ METHODS = {
     "rq-bn": "R_Q + BN",
     "rql-bn": "R_QL + BN",
     "gamma-bn": "L1(BN)",
+    "gamma-beta-bn": "L1(BN), γ with β",
 }
 # What each family does with a penalty, and what it counts as zero.
 FAMILIES = {
@@ -28,7 +29,7 @@ FAMILIES = {
 # What the tables and figure 1, figure 2, and the claims about neurons are made of.
 TABLE1 = ("none", "l2", "l1", "rq", "rql")
 FIGURE2 = ("rq", "rq-bn", "rql-bn", "gamma-bn")
-NEURONS = ("gamma-bn", "rq-bn", "rql-bn", "none-bn")
+NEURONS = ("gamma-bn", "gamma-beta-bn", "rq-bn", "rql-bn", "none-bn")
 
 
 def without_penalty(method: str) -> str:

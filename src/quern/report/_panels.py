@@ -23,6 +23,7 @@ STYLES: dict[str, tuple[str, str, Any]] = {
     "rq-bn": ("#009e73", "P", (0, (3, 1))),
     "rql-bn": ("#cc79a7", "X", (0, (9, 2))),
     "gamma-bn": (INK, "h", (0, (2, 1, 6, 1))),
+    "gamma-beta-bn": ("#8c510a", "d", (0, (1, 1, 4, 1, 4, 1))),
     "first": (BLUE, "o", "solid"),
     "second": ("#d55e00", "s", (0, (5, 1.5))),
 }

@@ -21,7 +21,7 @@ from quern import io
 from quern.compact import Plan, compact_, plan
 from quern.data import ImageSet
 from quern.distributed import Team, team
-from quern.errors import Diverged, LastPathWarning, NoRuleError, Stopped, TrainingError
+from quern.errors import CompactionError, Diverged, LastPathWarning, NoRuleError, Stopped, TrainingError
 from quern.files import write_text
 from quern.optim import FrozenZeros, ProximalAdam, ProximalSGD, freeze_zeros
 from quern.sparsity import measure
@@ -83,7 +83,8 @@ def fit(
     """Train ``model`` on ``data`` and leave it with the weights of the best epoch, in eval mode.
 
     The best epoch is the one of highest validation accuracy in the last phase; if that phase is grinding, where zeros
-    grow in number from epoch to epoch, it is the last one. The test images are looked at once, at the end.
+    grow in number from epoch to epoch, it is the last one. The test images are looked at once, at the end, or with
+    ``settings.curves`` after every epoch; no weight, and no choice, depends on them.
 
     With ``out`` the folder gets ``config.json``, if ``about`` says what ``quern train`` was asked for, and every epoch
     ``last.safetensors`` (all that is needed to go on), ``best.safetensors`` (the best weights so far) and
@@ -263,6 +264,8 @@ class _Run:
             "images_per_second": state["images"] / state["seconds"],
             "peak_memory_mb": _peak_memory_mb(self.device),
         }
+        if settings.curves:  # after the seconds were taken
+            line |= self._curves()
         state["history"].append(line)
         state.update(epoch=epoch + 1, step=0, loss=0.0, seconds=0.0, images=0)
         best = state["best"]
@@ -273,6 +276,15 @@ class _Run:
         self._save("last")
         for watcher in self.watchers:
             watcher.epoch(line)
+
+    def _curves(self) -> dict[str, Any]:
+        """What an epoch is recorded with for figures alone."""
+        _, accuracy = evaluate(self.model, self.source.test(), self.crew)
+        try:
+            neurons = plan(self.model, self.example, self.settings.tol).neurons[1]
+        except CompactionError:  # a network that cannot be made smaller can still be trained
+            neurons = None
+        return {"test_accuracy": accuracy, "compacted_neurons": neurons}
 
     def _strength(self, epoch: int, step: int) -> float:
         if self.steer is not None and self.settings.phase(epoch)[0] == "grind":
@@ -419,7 +431,8 @@ class _Run:
 
     def _check_settings(self, state: State) -> None:
         ours = json.loads(json.dumps(self.settings.to_dict()))
-        if changed := [key for key in ours if ours[key] != state["settings"].get(key)]:
+        theirs = Settings().to_dict() | state["settings"]  # older checkpoints lack newer settings
+        if changed := [key for key in ours if ours[key] != theirs.get(key)]:
             raise TrainingError(f"{self.files.folder} was trained with other settings: {', '.join(changed)} differ.")
 
     def _check_network(self, name: str, tensors: dict[str, Tensor]) -> None:

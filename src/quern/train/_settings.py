@@ -29,7 +29,9 @@ class Settings:
     counts images over all processes. ``tol`` is the magnitude up to which a number counts as zero in what is reported:
     0 for a proximal optimizer, 1e-3 to compare with the paper; it changes nothing in the network.
     ``compact_every`` so many epochs of grinding, and before healing, what died is removed from the network, so that
-    training gets faster; 0 leaves it until :func:`quern.compact.compact` is called.
+    training gets faster; 0 leaves it until :func:`quern.compact.compact` is called. ``curves`` adds to each line of
+    the history what figures show and nothing is chosen by: the accuracy on test images, and how many neurons compaction
+    would leave.
     """
 
     epochs: int = 20
@@ -53,6 +55,7 @@ class Settings:
     device: str = "cpu"
     precision: Literal["float32", "bfloat16"] = "float32"
     tol: float = 0.0
+    curves: bool = False
 
     def __post_init__(self) -> None:
         wrong = next((said for holds, said in self._rules() if not holds), None)
