@@ -24,14 +24,14 @@ Use one as a term of the loss, ``loss + penalty(model)``, with any optimizer; or
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, SupportsFloat
+from dataclasses import dataclass, replace
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
 
 from quern.nn import batch_norms, quaternion_weights
-from quern.schema import check
+from quern.records import Term, Terms
 
 __all__ = ["L1", "L2", "RQ", "RQL", "GammaL1", "Penalty", "Target", "shrink_"]
 
@@ -134,28 +134,8 @@ def shrink_(targets: Sequence[Target], steps: Sequence[float], metrics: Sequence
             target.parameters[0].div_(1 + 2 * steps[n] * target.square / (1 if metrics is None else metrics[n]))
 
 
-@dataclass(frozen=True)
-class _Term:
-    kind: Literal["L1", "L2", "RQ", "RQL", "GammaL1", "GammaL1 with_beta=True"]
-    weight: float
-    normalize: bool
-
-    def __post_init__(self) -> None:
-        if not (self.weight >= 0 and math.isfinite(self.weight)):
-            said = f"the weight of a penalty is {self.weight}, but it must be a finite number that is not negative."
-            raise ValueError(said)
-
-    def __repr__(self) -> str:
-        name, _, option = self.kind.partition(" ")
-        options = [f"{self.weight:g}", *([option] if option else []), *([] if self.normalize else ["normalize=False"])]
-        return f"{name}({', '.join(options)})"
-
-
-@dataclass(frozen=True, repr=False)
-class Penalty:
+class Penalty(Terms):
     """A sum of the penalties of this module, made by ``L1``, ``L2``, ``RQ``, ``RQL``, ``GammaL1`` and ``+``."""
-
-    terms: tuple[_Term, ...]
 
     def __call__(self, model: nn.Module) -> Tensor:
         """The value at the parameters of ``model``: a scalar, at least in float32, with finite gradients everywhere."""
@@ -212,20 +192,6 @@ class Penalty:
 
     __rmul__ = __mul__
 
-    def to_list(self) -> list[dict[str, Any]]:
-        """The terms as plain values, for records; see :meth:`from_list`."""
-        return [asdict(term) for term in self.terms]
-
-    @staticmethod
-    def from_list(terms: Any) -> "Penalty":
-        """The reverse of :meth:`to_list`; ValueError for anything else."""
-        return Penalty(tuple(check(terms, list[_Term])))
-
-    from_plain = from_list
-
-    def __repr__(self) -> str:
-        return " + ".join(map(repr, self.terms))
-
 
 def _groups_of(target: Target) -> int:
     first = target.parameters[0]
@@ -237,7 +203,7 @@ def _merged(a: Target, b: Target) -> Target:
     return Target(names, parameters, a.l1 + b.l1, a.group + b.group, a.square + b.square)
 
 
-def _targets(term: _Term, model: nn.Module) -> Iterator[Target]:
+def _targets(term: Term, model: nn.Module) -> Iterator[Target]:
     if term.kind.startswith("Gamma"):
         scales = [
             (f"{name}.".lstrip("."), norm.weight, norm.bias)
@@ -265,7 +231,7 @@ def _targets(term: _Term, model: nn.Module) -> Iterator[Target]:
         )
 
 
-def _nothing(term: _Term) -> str:
+def _nothing(term: Term) -> str:
     if term.kind.startswith("Gamma"):
         return "the model has no quaternion batch normalisation with a trainable scale; add QBatchNorm layers"
     return "the model has no quaternion weights that are trained (requires_grad); build it from the layers of quern.nn"
@@ -275,7 +241,7 @@ def _term(kind: Any, weight: float, normalize: bool) -> Penalty:
     if isinstance(weight, bool) or not isinstance(weight, SupportsFloat):  # float() would read a text
         said = f"the weight of a penalty is {weight!r} ({type(weight).__name__}), but it must be a number: RQL(12.0)."
         raise TypeError(said)
-    return Penalty((_Term(kind, float(weight), normalize),))
+    return Penalty((Term(kind, float(weight), normalize),))
 
 
 def L2(weight: float, *, normalize: bool = True) -> Penalty:

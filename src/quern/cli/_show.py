@@ -1,16 +1,16 @@
 """``quern show``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from quern import schema
 from quern.cli._console import out_console, say
 from quern.cli._folder import begun, how_to_go_on
-from quern.cli._train import phases, print_result
+from quern.cli._train import print_result
 from quern.errors import TrainingError
-from quern.records import Begun, Environment, Epoch, TrainConfig, read_compression
+from quern.records import Begun, Course, Environment, Epoch, Result, TrainConfig, read_compression
 from quern.schema import visible
 
 
@@ -29,15 +29,14 @@ def show(
         read_compression(run / "record.json")  # says what is wrong with it
     config = schema.read(path, TrainConfig, "a run of quern train", "restore it, or train again")
     from quern.progress import clock, summary
-    from quern.train import Result, Settings
 
-    settings, result = Settings.from_dict(config["settings"], path), None
+    settings, result = _course(config["settings"], path), None
     if (run / "result.json").exists():
         result = schema.read(run / "result.json", Result, "the result of a run", "remove it, and go on with --resume")
     lines = _history(run) if result is None else list(result.history)
     said = [summary(line, settings.total) for line in lines]
     say(visible(config["command"]))
-    say(f"{visible(config['dataset'])}, seed {settings.seed}: {phases(settings)}")
+    say(f"{visible(config['dataset'])}, seed {settings.seed}: {settings.phases}")
     _say_facts(config.get("environment", {}))
     for line in said if history else []:
         say(line)
@@ -48,6 +47,10 @@ def show(
     if said and not history:
         say(said[-1])
     say(f"not finished; go on with: {how_to_go_on(run)}")
+
+
+def _course(settings: Any, path: Path) -> Course:
+    return schema.checked(path, settings, Course, "settings of quern")
 
 
 def _say_facts(environment: Environment) -> None:
@@ -65,7 +68,6 @@ def _history(run: Path) -> list[Epoch]:
 def _show_compressed(run: Path, about: Begun, history: bool) -> None:
     from quern.pipeline import Budget, Comparison
     from quern.progress import summary
-    from quern.train import Settings
 
     path, found, said = run / "record.json", None, []
     record = read_compression(path) if path.exists() else None
@@ -75,7 +77,7 @@ def _show_compressed(run: Path, about: Begun, history: bool) -> None:
         found = Comparison(record["dense"], record["small"], budget, record.get("chance"))
     for stage in ("dense", "small"):
         lines = _history(run / stage) if record is None else record["history"][stage]
-        total = Settings.from_dict(settings[stage], path if record else run / "config.json").total if lines else 0
+        total = _course(settings[stage], path if record else run / "config.json").total if lines else 0
         said += [f"{stage}: {summary(line, total)}" for line in lines]
     if (command := about.get("command")) is not None:
         say(visible(command))

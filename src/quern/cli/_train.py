@@ -15,14 +15,13 @@ from quern import schema
 from quern.cli._console import Fetching, err_console, out_console, say
 from quern.cli._folder import how_to_go_on, is_compressed
 from quern.errors import TrainingError, instead_of
-from quern.records import TrainConfig, check_writable
+from quern.records import Course, Result, TrainConfig, check_writable
 
 if TYPE_CHECKING:
     from torch import nn
 
     from quern.data import ImageSet
     from quern.penalties import Penalty
-    from quern.train import Result, Settings
 
 PENALTIES = ("l1", "l2", "rq", "rql", "gamma", "gamma-beta")
 DATASET_HELP = "mnist, cifar10, digits, an .npz file, or a folder with a folder of images per class."
@@ -250,7 +249,7 @@ def _train(config: dict[str, Any], out: Path | None, resume: bool, tensorboard: 
         count = sum(p.numel() for p in network.parameters())
         said = f"{model_name(config, images)}: {count:,} parameters; "
         said += f"{images.name}: {len(images.train):,} images to train, {len(images.val):,} to validate; "
-        say(f"{said}{phases(settings)}", err_console)
+        say(f"{said}{settings.phases}", err_console)
     result = train.fit(network, images, settings, out, resume, told, about=config)
     if leads and not quiet:
         print_result(result, settings, err_console if json_ else out_console)
@@ -284,12 +283,6 @@ def images_of(config: dict[str, Any], out: Path | None, resume: bool, quiet: boo
     if resume and config["sums"] != images.sums:
         raise TrainingError(f"{config['dataset']} is not the data that {out} was trained on: its SHA-256 sums differ.")
     return images
-
-
-def phases(settings: "Settings") -> str:
-    parts = [(settings.warmup, "to warm up"), (settings.epochs, f"with {settings.penalty}" if settings.penalty else "")]
-    parts.append((settings.heal, "to heal"))
-    return ", ".join(f"{count} epochs {what}".strip() for count, what in parts if count)
 
 
 def watchers(out: Path | None, tensorboard: bool, quiet: bool, leads: bool) -> list[Any]:
@@ -348,11 +341,11 @@ def check_images(network: "nn.Module", images: "ImageSet", name: str) -> None:
         raise TrainingError(f"{name} gives scores of shape {tuple(scores.shape)}, for {len(images.classes)} classes.")
 
 
-def _zeros(settings: "Settings") -> str:
+def _zeros(settings: Course) -> str:
     return f"up to {settings.tol:g}" if settings.tol else "exact zeros"
 
 
-def print_result(result: "Result", settings: "Settings", console: Console) -> None:
+def print_result(result: Result, settings: Course, console: Console) -> None:
     found = result.sparsity
     say(
         f"test accuracy {result.test_accuracy:.2%} (validation {result.val_accuracy:.2%}, epoch {result.best_epoch} of "

@@ -72,9 +72,11 @@ from quern.records._runs import (
     check_known,
     without_penalty,
 )
+from quern.records._sparsity import LayerSparsity, Sparsity
+from quern.records._training import Course, Result, Term, Terms
 
 __all__ = ["DATASETS", "FAMILIES", "FIGURE2", "METHODS", "NEURONS", "PAPER", "TABLE1", "Begun", "Chance"]
-__all__ += ["CompressConfig"]
+__all__ += ["CompressConfig", "Course", "LayerSparsity", "Result", "Sparsity", "Term", "Terms"]
 __all__ += ["Compression", "Dataset", "Environment", "Epoch", "Family", "Histories", "LayerCounts", "Method"]
 __all__ += ["Moduli", "Network", "Record", "Run", "SampleRow", "Samples", "Sizes", "StageSettings", "Timings"]
 __all__ += ["TrainConfig", "TrialRow", "Trials", "check_known", "check_writable", "keep", "read", "read_compression"]

@@ -1,18 +1,15 @@
-"""What a training gives, and what may watch or steer it."""
+"""What may watch or steer a training."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
 from quern.compact import Plan
 from quern.optim import ProximalAdam, ProximalSGD
-from quern.records import Epoch
-from quern.schema import Count, Measured, Seconds, Share, check
-from quern.sparsity import Sparsity
 from quern.train._settings import Phase, Settings
 
-__all__ = ["Grinding", "Result", "Steer", "Watcher"]
+__all__ = ["Grinding", "Steer", "Watcher"]
 
 
 @runtime_checkable
@@ -23,27 +20,6 @@ class Watcher(Protocol):
     def step(self, epoch: int, phase: Phase, step: int, steps: int, loss: float) -> None: ...
     def epoch(self, line: dict[str, Any]) -> None: ...
     def end(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a training reached: the kept epoch's validation accuracy, the test accuracy, and the network's sparsity."""
-
-    history: tuple[Epoch, ...]
-    best_epoch: Count
-    val_accuracy: Share
-    test_accuracy: Share
-    test_loss: Measured
-    sparsity: Sparsity
-    seconds: Seconds
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "history": list(self.history), "sparsity": self.sparsity.to_dict()}
-
-    @staticmethod
-    def from_dict(values: Any) -> "Result":
-        """The reverse of :meth:`to_dict`; ValueError for anything else."""
-        return check(values, Result)
 
 
 @dataclass(frozen=True)

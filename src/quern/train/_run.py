@@ -24,10 +24,11 @@ from quern.distributed import Team, team
 from quern.errors import CompactionError, Diverged, LastPathWarning, NoRuleError, Stopped, TrainingError
 from quern.files import write_text
 from quern.optim import FrozenZeros, ProximalAdam, ProximalSGD, freeze_zeros
+from quern.records import Result
 from quern.sparsity import measure
 from quern.train._batches import Batch, Loaders, Source, check_fits, check_labels, derived_seed, evaluate, source
 from quern.train._files import Files
-from quern.train._protocols import Grinding, Result, Steer, Watcher
+from quern.train._protocols import Grinding, Steer, Watcher
 from quern.train._resume import (
     State,
     check_frozen,

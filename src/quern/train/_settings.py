@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
@@ -10,13 +10,14 @@ from typing import Any, Literal
 from quern.errors import TrainingError
 from quern.optim import ramp
 from quern.penalties import Penalty
+from quern.records import Course
 from quern.schema import check
 
 Phase = Literal["warmup", "train", "grind", "heal"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Course):
     """How to train. Epochs are counted as ``warmup + epochs + heal``.
 
     ``warmup`` epochs go without the penalty, ``epochs`` with it (λ rises linearly over the share ``ramp`` of them),
@@ -34,9 +35,6 @@ class Settings:
     would leave.
     """
 
-    epochs: int = 20
-    warmup: int = 0
-    heal: int = 0
     penalty: Penalty | None = None
     ramp: float = 0.5
     batch: int = 400
@@ -51,10 +49,8 @@ class Settings:
     label_smoothing: float = 0.0
     crop: int = 0
     flip: bool = False
-    seed: int = 0
     device: str = "cpu"
     precision: Literal["float32", "bfloat16"] = "float32"
-    tol: float = 0.0
     curves: bool = False
 
     def __post_init__(self) -> None:
@@ -63,7 +59,8 @@ class Settings:
             raise TrainingError(f"{wrong}.")
 
     def _rules(self) -> Iterator[tuple[bool, str]]:
-        for name, kind in Settings.__annotations__.items():
+        kinds: dict[str, Any] = {field.name: field.type for field in fields(self)}
+        for name, kind in kinds.items():
             value = getattr(self, name)
             if kind in (int, float, float | None) and value is not None:
                 number = Integral if kind is int else Real
@@ -88,12 +85,8 @@ class Settings:
         yield self.penalty is not None or not self.compact_every, "compact_every needs a penalty: nothing dies without"
         yield exact, "compact_every needs exact zeros, which adam does not give: take a proximal optimizer"
         for name in ("schedule", "optimizer", "precision"):
-            choices = Settings.__annotations__[name].__args__
+            choices = kinds[name].__args__
             yield getattr(self, name) in choices, f"{name} is {getattr(self, name)}, but must be {' or '.join(choices)}"
-
-    @property
-    def total(self) -> int:
-        return self.warmup + self.epochs + self.heal
 
     def phase(self, epoch: int) -> tuple[Phase, int, int]:
         """The phase of an epoch (from 0), where in it the epoch is, and how long it is."""
