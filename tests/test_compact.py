@@ -17,7 +17,7 @@ from quern import functional as F
 from quern import models
 from quern import nn as qnn
 from quern.compact import Plan, compact, compact_, is_dead, plan
-from quern.errors import CompactionError, DeadNetworkWarning
+from quern.errors import CompactionError, DeadNetworkWarning, InputError
 from quern.optim import ProximalAdam, ProximalSGD, freeze_zeros
 from quern.origin import origin
 from quern.penalties import RQ, GammaL1
@@ -386,7 +386,7 @@ def test_several_inputs() -> None:
     small = compact(model, inputs)
     torch.testing.assert_close(small(*inputs), model(*inputs))
     assert widths(small) == {"a": (2, 2), "b": (1, 2), "c": (2, 1)}
-    with pytest.raises(CompactionError, match="the example has 4 inputs, but the network takes 3"):
+    with pytest.raises(InputError, match="the example has 4 inputs, but the network takes 2 to 3"):
         plan(model, (*inputs, 1.0, 1.0))
 
 

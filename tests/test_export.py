@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from quern import data, models, train
 from quern import functional as F
 from quern import nn as qnn
+from quern.compact import compact
 from quern.errors import DeadNetworkWarning, ExportError, QuernError
-from quern.export import Pixels, accuracy, to_int8, to_onnx, to_pt2, to_real
+from quern.export import Pixels, accuracy, open_session, to_int8, to_onnx, to_pt2, to_real
+from quern.export._onnx import run
 from quern.testing import assert_same_function
 from tests.nn.cases import CASES, Case
 from tests.test_liveness import Wired, random_values
@@ -279,6 +281,71 @@ def test_an_onnx_file_says_what_it_takes(tmp_path: Path) -> None:
     assert str(Path.cwd()).encode() not in (tmp_path / "two.onnx").read_bytes()
 
 
+class Branches(nn.Module):
+    """Two branches that are joined, an input that is optional, and one that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.camera = nn.Sequential(qnn.QConv2d(4, 16, 3, padding=1), qnn.QBatchNorm2d(16), nn.ReLU())
+        self.motion, self.last = qnn.QLinear(8, 16), nn.Linear(32, 5)
+
+    def forward(self, photo: Tensor, scores: Tensor, mask: Tensor | None = None, idle: Tensor | None = None) -> Tensor:
+        y = qnn.cat([self.camera(photo).mean((2, 3)), torch.relu(self.motion(scores))])
+        if mask is None:
+            y = torch.tanh(y)
+        return self.last(y if mask is None else y * mask)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_networks_of_several_inputs_have_every_form(count: int, tmp_path: Path) -> None:
+    import onnx
+
+    model = random_values(Branches()).float()
+    for layer in (model.get_submodule("camera.0"), model.get_submodule("motion")):
+        assert isinstance(layer, (qnn.QConv2d, qnn.QLinear))
+        layer.weight.data[:, :2], layer.bias.data[:, :2] = 0, 0  # pyright: ignore[reportOptionalMemberAccess]
+    inputs = (torch.randn(5, 4, 6, 7), torch.randn(5, 8), torch.randn(5, 32), torch.randn(5, 1))[:count]
+    small, wanted = compact(model, inputs), model(*inputs)
+    before, after = (sum(p.numel() for p in m.parameters()) for m in (model, small))
+    assert after < before if count == 2 else after == before  # a mask of its own width needs all channels
+    one = tuple(t[:1] for t in inputs)
+    path, coarse = tmp_path / "net.onnx", tmp_path / "int8.onnx"
+    for report in (to_pt2(small, tmp_path / "net.pt2", inputs), to_onnx(small, path, inputs)):
+        assert report.difference < 1e-5
+        assert report.batches == (1, 3, 5)
+    read = torch.export.load(tmp_path / "net.pt2").module()
+    forms = [small, to_real(small, inputs), read, lambda *x: run(open_session(path), *x)[0]]
+    if count == 2:
+        forms.append(to_real(small))  # optional inputs are left out
+    for form in forms:
+        torch.testing.assert_close(form(*inputs), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(form(*one), wanted[:1], rtol=1e-4, atol=1e-5)
+    graph = onnx.load(str(path)).graph
+    assert [x.name for x in graph.input] == ["photo", "scores_in", "mask", "idle"][:count]
+    assert {x.type.tensor_type.shape.dim[0].dim_param for x in (*graph.input, *graph.output)} == {"batch"}
+    many = tuple(torch.cat([t, torch.randn(95, *t.shape[1:])]) for t in inputs)
+    answers = model(*many).argmax(1)
+    assert accuracy(path, many, answers) == 1
+    to_int8(path, coarse, many)
+    assert accuracy(coarse, many, answers) > 0.8
+
+
+@pytest.mark.parametrize("write", [to_onnx, to_pt2])
+def test_inputs_that_do_not_fit_are_one_sentence(write: Callable[..., Any], tmp_path: Path) -> None:
+    photo, pose = torch.randn(2, 4, 6, 6), torch.randn(2, 8)
+    for example, options, said in (
+        ((photo, pose[:1]), {}, r"the example must be batches of the same size, but its shape is .* and \(1, 8\)"),
+        ((photo, 1.0), {}, "a file takes tensors, but input 1 of the example is of type float: .*"),
+        ((photo, pose[:, 1:]), {}, r"the network does not take inputs of shapes \(2, 4, 6, 6\) and \(2, 7\): .*"),
+        ((photo, pose), {"pixels": PIXELS[3]}, "pixels are for networks with one input, but the example has 2"),
+        (photo, {}, "the example has 1 inputs, but the network takes 2 to 4"),
+        ((2, 4, 6, 6), {}, r"the example must be an input, not its shape: torch\.randn\(2, 4, 6, 6\)"),
+    ):
+        with pytest.raises(QuernError, match=rf"^{said}\.$"):
+            write(Branches(), tmp_path / "net", example, **options)
+        assert not any(tmp_path.iterdir())
+
+
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[data.ImageSet, nn.Module, Path]:
     """The images, a network trained on them, and a file of it."""
@@ -383,7 +450,7 @@ def test_a_file_that_computes_something_else_is_not_kept(tmp_path: Path, monkeyp
     from quern.export import _program
 
     wrong = nn.Sequential(nn.Linear(8, 8))
-    monkeypatch.setattr(_program, "real_form", lambda model: wrong)
+    monkeypatch.setattr(_program, "real_form", lambda model, count: wrong)
     for write in (to_onnx, to_pt2):
         refused(
             "does not compute the same: its scores differ by",

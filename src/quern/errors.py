@@ -3,16 +3,8 @@
 from collections.abc import Iterable
 
 __all__ = ["CompactionError", "DataError", "DeadNetworkWarning", "ExportError", "FileError", "FoldingError"]
-__all__ += [
-    "LastPathWarning",
-    "NoRuleError",
-    "NotFiniteWarning",
-    "QuernError",
-    "QuernWarning",
-    "RecordError",
-    "Stopped",
-]
-__all__ += ["TraceError", "TrainingError", "instead_of"]
+__all__ += ["InputError", "LastPathWarning", "NoRuleError", "NotFiniteWarning", "QuernError", "QuernWarning"]
+__all__ += ["RecordError", "Stopped", "TraceError", "TrainingError", "instead_of"]
 
 
 def instead_of(name: str, names: Iterable[str], otherwise: str | None = None) -> str:
@@ -72,6 +64,10 @@ class FileError(QuernError):
 
 class RecordError(QuernError):
     """What is kept of an experiment cannot be read, or does not hold what was asked for."""
+
+
+class InputError(QuernError):
+    """What was given as a network, or as an example of its inputs, is none."""
 
 
 class TrainingError(QuernError):

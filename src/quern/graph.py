@@ -1,22 +1,27 @@
 """How a network is read: the tracer, and which of torch's operations do what to the channels of a value."""
 
+import inspect
 import operator
 import re
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as TF
 from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
 
 from quern import functional as F
 from quern import nn as qnn
-from quern.errors import TraceError
+from quern.errors import InputError, TraceError
 from quern.nn._conv import _QConvolution
 from quern.nn._norm import _QBatchNorm
 from quern.nn._recurrent import _QRecurrent
+
+Example = Tensor | tuple[Any, ...]  # an input of a network, or several
 
 REAL_CONVOLUTIONS = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
@@ -98,8 +103,58 @@ def trace(model: nn.Module, concrete: dict[str, Any] | None = None) -> fx.Graph:
             module.training = mode
 
 
+def inputs_of(network: nn.Module, example: Example) -> tuple[Any, ...]:
+    """The inputs that ``example`` is, a tensor or a tuple of several, on the device of ``network``."""
+    if not isinstance(example, (Tensor, tuple)):
+        raise InputError(
+            f"the example must be an input of the network, a tensor or a tuple of several, but is of type "
+            f"{type(example).__name__}."
+        )
+    if isinstance(example, tuple) and example and all(type(size) is int for size in example):
+        sizes = ", ".join(map(str, example))
+        raise InputError(f"the example must be an input, not its shape: torch.randn({sizes}).")
+    inputs = example if isinstance(example, tuple) else (example,)
+    device = next((p.device for p in network.parameters()), torch.device("cpu"))
+    return mapped(inputs, lambda t: t.detach().to(device))
+
+
+def mapped(inputs: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+    """``inputs`` with every tensor in them changed; cloned before they are used, because a network may change them."""
+    return tuple(map_aggregate(inputs, lambda a: change(a) if isinstance(a, Tensor) else a))
+
+
+def trace_for(root: nn.Module, count: int | None = None) -> tuple[fx.Graph, list[str]]:
+    """The operations of ``root`` for calls with its first ``count`` inputs, by default those that it must be given; and
+    notes."""
+    parameters = list(inspect.signature(root.forward).parameters.values())
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    least, most = sum(p.default is p.empty for p in positional), len(positional)
+    count = least if count is None else count
+    if count < least or (count > most and not any(p.kind == p.VAR_POSITIONAL for p in parameters)):
+        takes = f"{least}" if least == most else f"{least} to {most}"
+        raise InputError(f"the example has {count} inputs, but the network takes {takes}.")
+    # An optional input that is not given is None, or whatever its default is, not something to trace; but a number may
+    # be another one in the next call.
+    rest = {p.name: p.default for p in parameters[count:] if p.default is not p.empty}
+    numbers = [name for name, default in rest.items() if type(default) in (int, float)]
+    if not numbers:
+        return trace(root, rest or None), []
+    try:
+        return trace(root, {name: rest[name] for name in rest if name not in numbers} or None), []
+    except TraceError:  # the number decides what the network does
+        notes = [f"{name} is taken to be {rest[name]} in every call, because it cannot be followed" for name in numbers]
+        return trace(root, rest), notes
+
+
 def check_traceable(model: nn.Module) -> None:
-    """One sentence if ``model`` is no network as it was written, but what torch made of one."""
+    """One sentence if ``model`` is no network, or not as it was written, but what torch made of one."""
+    if not isinstance(model, nn.Module):
+        remedy = ""
+        if isinstance(model, dict):
+            remedy = ": put its tensors into one by load_state_dict"
+        elif isinstance(model, (str, Path)):
+            remedy = ": read the file by quern.io.load"
+        raise InputError(f"the network must be an nn.Module, but is of type {type(model).__name__}{remedy}.")
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")  # where it was not loaded, nothing was compiled
     for name, module in model.named_modules():
         what = f"its layer {name}" if name else "the network"

@@ -14,7 +14,7 @@ mode is what stays the same; :mod:`quern.compact._rules` has the rules.
 import copy
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,14 +29,13 @@ from quern.compact._facts import Record, Value
 from quern.compact._plan import DEAD, Kept, LayerPlan, Plan
 from quern.compact._rules import read
 from quern.errors import CompactionError, DeadNetworkWarning, NotFiniteWarning
-from quern.graph import REAL_CONVOLUTIONS, WITH_NEURONS, check_traceable
+from quern.graph import REAL_CONVOLUTIONS, WITH_NEURONS, Example, check_traceable, inputs_of, mapped
 from quern.nn._norm import _QBatchNorm
 from quern.nn._recurrent import _QRecurrent
 from quern.origin import Origin, origin, set_origin
 
 __all__ = ["Kept", "LayerPlan", "Plan", "compact", "compact_", "is_dead", "plan"]
 
-Example = Tensor | tuple[Any, ...]
 NOT_FINITE = "what the network gives for the example is not finite everywhere, so look for NaN or inf in its weights"
 
 
@@ -56,18 +55,18 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
     check_traceable(model)  # before it runs, which would compile what torch.compile made
     network = copy.deepcopy(model).eval()
     _zero_(network, tol)
-    inputs = _inputs(network, example_input)
+    inputs = inputs_of(network, example_input)
     if any(t.numel() == 0 for t in _tensors(inputs)):
         raise CompactionError("the example input is empty: what is constant is read off it.")
     # Two networks are judged: a copy in float64, where a mistake stands out from rounding, and the network itself,
     # which may be too coarse for that. What they give now, before anything is removed, is what they must give then.
     own, wanted = _try(network, inputs), None
-    wide, wide_inputs = _in_float64(network), _mapped(inputs, _widened)
+    wide, wide_inputs = _in_float64(network), mapped(inputs, _widened)
     if wide is not None and (own is not None or _half(network)):  # not every machine computes everything in 16 bits
         wanted = _try(wide, wide_inputs)
     if wide is None or wanted is None:  # its forward insists on a type, or does not take the example
         wide, wide_inputs, wanted, own = network, inputs, own, None
-    facts, outputs, traced = read(wide, _mapped(wide_inputs, Tensor.clone), keep_unknown, _largest(network))
+    facts, outputs, traced = read(wide, mapped(wide_inputs, Tensor.clone), keep_unknown, _largest(network))
     kept = facts.settle()
     layers = {}
     for record in facts.records.values():
@@ -75,7 +74,7 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
         if layer.changes:
             layers[record.name] = layer
     if wanted is None:
-        wanted = _tensors(wide(*_mapped(wide_inputs, Tensor.clone)))
+        wanted = _tensors(wide(*mapped(wide_inputs, Tensor.clone)))
     notes = list(facts.notes)
     if not all(bool(t.isfinite().all()) for t in (*wanted, *(own or ()))):
         notes.append(NOT_FINITE)
@@ -111,7 +110,7 @@ def is_dead(model: nn.Module, example_input: Example) -> bool:
     """Whether the output of ``model`` no longer depends on its input. False where the network cannot be followed."""
     try:
         network = copy.deepcopy(model).eval()
-        _, outputs, _ = read(network, _mapped(_inputs(network, example_input), Tensor.clone), keep_unknown=True)
+        _, outputs, _ = read(network, mapped(inputs_of(network, example_input), Tensor.clone), keep_unknown=True)
     except Exception:  # whatever a network of somebody's own does; nothing is known then
         return False
     return _dead(outputs)
@@ -192,19 +191,8 @@ def _tensors(result: Any) -> list[Tensor]:
     return found
 
 
-def _mapped(inputs: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
-    """``inputs`` with every tensor in them changed; cloned before they are used, because a network may change them."""
-    return tuple(map_aggregate(inputs, lambda a: change(a) if isinstance(a, Tensor) else a))
-
-
 def _widened(t: Tensor) -> Tensor:
     return t.double() if t.is_floating_point() else t
-
-
-def _inputs(network: nn.Module, example_input: Example) -> tuple[Any, ...]:
-    inputs = example_input if isinstance(example_input, tuple) else (example_input,)
-    device = next((p.device for p in network.parameters()), torch.device("cpu"))
-    return _mapped(inputs, lambda t: t.detach().to(device))
 
 
 def _in_float64(network: nn.Module) -> nn.Module | None:
@@ -220,7 +208,7 @@ def _in_float64(network: nn.Module) -> nn.Module | None:
 def _try(network: nn.Module, inputs: tuple[Any, ...]) -> list[Tensor] | None:
     """The outputs, or None if the network does not run."""
     try:
-        return _tensors(network(*_mapped(inputs, Tensor.clone)))
+        return _tensors(network(*mapped(inputs, Tensor.clone)))
     except Exception:  # of the user's own forward; reading the network says what it is
         return None
 
@@ -229,7 +217,7 @@ def _smaller(network: nn.Module, found: Plan, inputs: tuple[Any, ...]) -> list[T
     """What ``network`` gives after it was made smaller in place."""
     compact_(network, found)
     try:
-        return _tensors(network(*_mapped(inputs, Tensor.clone)))
+        return _tensors(network(*mapped(inputs, Tensor.clone)))
     except (RuntimeError, ValueError, TypeError, IndexError) as reason:
         said = str(reason).splitlines()[0].rstrip(".")
         raise CompactionError(

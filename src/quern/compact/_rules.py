@@ -4,7 +4,6 @@ The network is traced with torch.fx and run once, in eval mode, on an example; e
 shapes and constants need not be guessed.
 """
 
-import inspect
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from quern.compact._facts import Facts, Value
 from quern.compact._functions import FunctionRules, numbers_of, option, unknown, values_of
 from quern.compact._narrow import sizes
 from quern.compact._sequences import attention, recurrent
-from quern.errors import CompactionError, TraceError
+from quern.errors import CompactionError
 from quern.graph import (
     APART_MODULES,
     POOLS,
@@ -28,7 +27,7 @@ from quern.graph import (
     Tracer,
     convolution_edges,
     pads_with_zeros,
-    trace,
+    trace_for,
 )
 from quern.nn._conv import _QConvolution
 from quern.nn._norm import _QBatchNorm
@@ -44,20 +43,7 @@ def nonzero(t: Tensor) -> Tensor:
 def _traced(model: nn.Module, inputs: Sequence[Any]) -> tuple[nn.Module, fx.Graph, list[str]]:
     """The graph of ``model`` (or of a Sequential around it, if it is a single layer) for so many inputs, and notes."""
     root = nn.Sequential(model) if Tracer().is_leaf_module(model, "") else model
-    parameters = list(inspect.signature(root.forward).parameters.values())
-    if len(inputs) > len(parameters) and not any(p.kind == p.VAR_POSITIONAL for p in parameters):
-        raise CompactionError(f"the example has {len(inputs)} inputs, but the network takes {len(parameters)}.")
-    # An optional input that is not given is None, or whatever its default is, not something to trace; but a number may
-    # be another one in the next call.
-    rest = {p.name: p.default for p in parameters[len(inputs) :] if p.default is not p.empty}
-    numbers = [name for name, default in rest.items() if type(default) in (int, float)]
-    if not numbers:
-        return root, trace(root, rest or None), []
-    try:
-        return root, trace(root, {name: rest[name] for name in rest if name not in numbers} or None), []
-    except TraceError:  # the number decides what the network does
-        notes = [f"{name} is taken to be {rest[name]} in every call, because it cannot be followed" for name in numbers]
-        return root, trace(root, rest), notes
+    return root, *trace_for(root, len(inputs))
 
 
 def read(

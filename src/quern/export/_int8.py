@@ -12,7 +12,7 @@ from torch import Tensor
 from quern.compact import warn_dead
 from quern.errors import DeadNetworkWarning, ExportError
 from quern.export._onnx import open_session, run
-from quern.export._program import check_place, first_line, quiet, writing
+from quern.export._program import check_place, first, first_line, quiet, writing
 
 __all__ = ["Int8Report", "to_int8"]
 
@@ -36,13 +36,14 @@ class Int8Report:
 def to_int8(
     onnx_path: Path | str,
     path: Path | str,
-    images: Tensor,
+    images: Tensor | tuple[Tensor, ...],
     *,
     calibration: Calibration = "minmax",
     weight_bits: Literal[7, 8] = 7,
 ) -> Int8Report:
     """Write the ONNX file ``onnx_path`` with products of 8-bit numbers: one scale for each output channel of a weight,
-    one for each activation, which comes from its values for ``images`` (some hundred inputs of the network).
+    one for each activation, which comes from its values for ``images`` (some hundred inputs of the network; a tuple if
+    it takes several).
 
     What comes before the first product, so the normalisation of pixels, and what comes after the last stay in floating
     point. ``calibration`` is how the range of an activation is chosen. With ``weight_bits`` 7 weights are -64 to 64:
@@ -56,9 +57,11 @@ def to_int8(
         from onnxruntime.quantization.shape_inference import quant_pre_process
     source, path = Path(onnx_path), Path(path)
     check_place(path)
-    if not len(images):
+    inputs = images if isinstance(images, tuple) else (images,)
+    count = min(map(len, inputs), default=0)
+    if not count:
         raise ExportError("the ranges of activations come from images, but there are none.")
-    run(open_session(source), images[:1])  # says what is wrong with the file or the images
+    run(open_session(source), *first(inputs, 1))  # says what is wrong with the file or the images
     methods = {
         "minmax": q.CalibrationMethod.MinMax,
         "entropy": q.CalibrationMethod.Entropy,
@@ -70,11 +73,12 @@ def to_int8(
         raise ExportError(f"weight_bits is {weight_bits}, but must be 7 or 8.")
 
     class Reader(q.CalibrationDataReader):
-        def __init__(self, name: str) -> None:
+        def __init__(self, names: list[str]) -> None:
             # Histograms need batches of one size; some images more or less do not matter.
-            size = min(_BATCH, len(images))
-            whole = images[: len(images) // size * size]
-            self.batches = iter([{name: part.contiguous().cpu().numpy()} for part in whole.split(size)])
+            size = min(_BATCH, count)
+            whole = first(inputs, count // size * size)
+            parts = zip(*(t.contiguous().cpu().split(size) for t in whole), strict=True)
+            self.batches = iter([{n: t.numpy() for n, t in zip(names, part, strict=True)} for part in parts])
 
         def get_next(self) -> Any:
             return next(self.batches, None)
@@ -90,7 +94,7 @@ def to_int8(
                 q.quantize_static(
                     str(prepared),
                     str(made),
-                    Reader(graph.input[0].name),
+                    Reader([one.name for one in graph.input]),
                     quant_format=q.QuantFormat.QDQ,
                     op_types_to_quantize=list(_QUANTIZED),
                     nodes_to_exclude=_before_products(graph),
@@ -106,12 +110,12 @@ def to_int8(
             raise
         except Exception as reason:
             raise ExportError(f"{source} cannot be written in 8 bits: {first_line(reason)}.") from reason
-        some = images[:_BATCH]
-        scores = run(open_session(made), some)
+        some = first(inputs, _BATCH)
+        scores = run(open_session(made), *some)
         if not all(bool(torch.isfinite(y).all()) for y in scores):
             raise ExportError(f"{source} in 8 bits gives scores that are not finite.")
-        if bool((some != some[:1]).any()) and _alike(scores, some):
-            if _alike(run(open_session(source), some), some):
+        if any(bool((t != t[:1]).any()) for t in some) and _alike(scores, some[0]):
+            if _alike(run(open_session(source), *some), some[0]):
                 warn_dead()
             else:
                 said = f"{path} gives every image the same scores; find the ranges with other images or calibration"

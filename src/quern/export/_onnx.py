@@ -1,5 +1,7 @@
 """ONNX: a file that any runtime can run, checked against the network before it gets its name."""
 
+import inspect
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from quern.compact import warn_dead
 from quern.errors import ExportError
 from quern.export._program import ExportReport, Pixels, Program, check_place, first_line, quiet, writing
 from quern.files import path_or_content
+from quern.graph import Example
 
 __all__ = ["accuracy", "open_session", "to_onnx"]
 
@@ -17,7 +20,7 @@ __all__ = ["accuracy", "open_session", "to_onnx"]
 def to_onnx(
     model: nn.Module,
     path: Path | str,
-    example: Tensor,
+    example: Example,
     *,
     pixels: Pixels | None = None,
     opset: int | None = None,
@@ -25,8 +28,9 @@ def to_onnx(
     """Write the real form of ``model`` as ONNX: ``image`` in, ``scores`` out (``scores_0``... if there are several).
 
     It takes batches of any size and has its weights in the one file. ``example`` is some input of the network (raw
-    images with ``pixels``), on which onnxruntime must give the scores that ``model.eval()`` gives, up to rounding. A
-    network whose output does not depend on its input any more is a warning.
+    images with ``pixels``), or a tuple of several, which then have the names that they have in ``forward``; onnxruntime
+    must give the scores for it that ``model.eval()`` gives, up to rounding. A network whose output does not depend on
+    its input any more is a warning.
     """
     import onnx
 
@@ -36,13 +40,14 @@ def to_onnx(
     if program.dead:
         warn_dead()
     exported, count = program.exported(), len(program.outputs)
+    outputs = ["scores"] if count == 1 else [f"scores_{n}" for n in range(count)]
     with writing(path) as temporary:
         try:
             with quiet():
                 written = torch.onnx.export(
                     exported,
-                    input_names=["image"],
-                    output_names=["scores"] if count == 1 else [f"scores_{n}" for n in range(count)],
+                    input_names=_input_names(model, len(program.example), outputs),
+                    output_names=outputs,
                     opset_version=opset,
                     dynamo=True,
                     verbose=False,
@@ -54,8 +59,14 @@ def to_onnx(
         except Exception as reason:  # of torch, onnxscript and onnx
             raise ExportError(f"the network cannot be written as ONNX: {first_line(reason)}.") from reason
         session = open_session(temporary)
-        difference, sizes = program.compare(lambda x: run(session, x))
+        difference, sizes = program.compare(partial(run, session))
     return ExportReport(path, path.stat().st_size, difference, sizes)
+
+
+def _input_names(model: nn.Module, count: int, taken: list[str]) -> list[str]:
+    """``image`` for one input; for several those of ``forward``, made unlike those of the outputs."""
+    names = list(inspect.signature(model.forward).parameters)[:count]
+    return ["image"] if count == 1 else [f"{name}_in" if name in taken else name for name in names]
 
 
 def _tidied(model: Any) -> Any:
@@ -92,26 +103,34 @@ def open_session(path: Path, threads: int | None = None, *, spinning: bool = Tru
         raise ExportError(f"onnxruntime cannot read {path}: {first_line(reason)}.") from reason
 
 
-def run(session: Any, x: Tensor) -> list[Tensor]:
-    """The outputs for one batch."""
-    (image, *_) = session.get_inputs()
+def run(session: Any, *inputs: Tensor) -> list[Tensor]:
+    """The outputs for one batch of each input."""
+    taken = session.get_inputs()
     try:
-        found = session.run(None, {image.name: x.contiguous().cpu().numpy()})
+        arrays = {one.name: x.contiguous().cpu().numpy() for one, x in zip(taken, inputs, strict=True)}
+        found = session.run(None, arrays)
     except Exception as reason:
-        raise ExportError(
-            f"the ONNX file takes {image.type} of shape {tuple(image.shape)}, but was given {tuple(x.shape)} of "
-            f"{str(x.dtype).removeprefix('torch.')}: {first_line(reason)}."
-        ) from reason
+        takes = " and ".join(f"{one.type} of shape {tuple(one.shape)}" for one in taken)
+        given = " and ".join(f"{tuple(x.shape)} of {str(x.dtype).removeprefix('torch.')}" for x in inputs)
+        raise ExportError(f"the ONNX file takes {takes}, but was given {given}: {first_line(reason)}.") from reason
     return [torch.from_numpy(y) for y in found]
 
 
 def accuracy(
-    path: Path | str, images: Tensor, labels: Tensor, *, threads: int | None = None, batch: int = 500
+    path: Path | str,
+    images: Tensor | tuple[Tensor, ...],
+    labels: Tensor,
+    *,
+    threads: int | None = None,
+    batch: int = 500,
 ) -> float:
-    """The share of ``images`` whose largest score, by the ONNX file, is that of their label."""
-    if not len(labels) or len(images) != len(labels):
-        raise ExportError(f"there are {len(images)} images and {len(labels)} labels, but each image needs a label.")
+    """The share of ``images``, or of a tuple of inputs, whose largest score, by the ONNX file, is that of their
+    label."""
+    inputs = images if isinstance(images, tuple) else (images,)
+    if not len(labels) or any(len(t) != len(labels) for t in inputs):
+        count = " and ".join(str(len(t)) for t in inputs)
+        raise ExportError(f"there are {count} images and {len(labels)} labels, but each image needs a label.")
     session = open_session(Path(path), threads)
-    parts = zip(images.split(batch), labels.split(batch), strict=True)
-    right = sum(int((run(session, x)[0].argmax(1) == y.cpu()).sum()) for x, y in parts)
+    parts = zip(*(t.split(batch) for t in (*inputs, labels)), strict=True)
+    right = sum(int((run(session, *x)[0].argmax(1) == y.cpu()).sum()) for *x, y in parts)
     return right / len(labels)

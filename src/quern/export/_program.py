@@ -18,6 +18,7 @@ from quern.compact import is_dead, warn_dead
 from quern.errors import ExportError
 from quern.export._real import real_form
 from quern.files import check_target, replacing
+from quern.graph import Example, check_traceable, inputs_of, mapped
 
 __all__ = ["ExportReport", "Pixels", "Program", "to_pt2"]
 
@@ -79,15 +80,19 @@ class _Raw(nn.Module):
 class Program:
     """The real form of ``model`` ready to be written, with the outputs it must have.
 
-    ``example`` is an input of the network as it is (of a batch, the first axis); with ``pixels``, raw images.
+    ``example`` is an input of the network as it is, or a tuple of several, each with the batch as its first axis; with
+    ``pixels``, raw images.
     """
 
-    def __init__(self, model: nn.Module, example: Tensor, pixels: Pixels | None) -> None:
-        if example.dim() == 0 or not len(example):
-            raise ExportError(f"the example must be a batch of inputs, but its shape is {tuple(example.shape)}.")
+    def __init__(self, model: nn.Module, example: Example, pixels: Pixels | None) -> None:
+        check_traceable(model)
         source = copy.deepcopy(model).cpu().eval()  # files are read and run there
-        network, example = real_form(source), example.detach().cpu()
+        self.example = batches_of(source, example)
+        network = real_form(source, len(self.example))
         if pixels is not None:
+            example, *others = self.example
+            if others:
+                raise ExportError(f"pixels are for networks with one input, but the example has {1 + len(others)}.")
             if str(example.dtype) != f"torch.{pixels.dtype}" or example.shape[1:2] != (len(pixels.mean),):
                 raise ExportError(
                     f"the example must be raw images (batch, {len(pixels.mean)}, height, width) of {pixels.dtype}, "
@@ -95,10 +100,10 @@ class Program:
                 )
             like = next((p for p in source.parameters() if p.is_floating_point()), torch.empty(0))
             raw, network = (_Raw(m, pixels, like).eval() for m in (source, network))
-            self.source, some = raw, raw.normalized(example[:2])
+            self.source, some = raw, (raw.normalized(example[:2]),)
         else:
-            self.source, some = source, example[:2]
-        self.network, self.example = network, example
+            self.source, some = source, first(self.example, 2)
+        self.network = network
         self.outputs = self._run(self.example)
         if not all(bool(t.isfinite().all()) for t in self.outputs):
             raise ExportError(
@@ -107,12 +112,12 @@ class Program:
         self.dead = is_dead(source, some)
 
     @torch.no_grad()
-    def _run(self, x: Tensor) -> list[Tensor]:
+    def _run(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         try:
-            found = self.source(x.clone())  # a layer that works in place may be the first
+            found = self.source(*mapped(inputs, Tensor.clone))  # a layer that works in place may be the first
         except Exception as reason:  # whatever a network says to an input that is not its own
-            shape = tuple(x.shape)
-            raise ExportError(f"the network does not take an input of shape {shape}: {first_line(reason)}.") from reason
+            what = f"an input of shape {shapes(inputs)}" if len(inputs) == 1 else f"inputs of shapes {shapes(inputs)}"
+            raise ExportError(f"the network does not take {what}: {first_line(reason)}.") from reason
         outputs = [found] if isinstance(found, Tensor) else found
         if not isinstance(outputs, list | tuple) or not all(isinstance(t, Tensor) for t in outputs):
             raise ExportError("the network must return a tensor or several of them, not a dict or tuples in tuples.")
@@ -121,23 +126,24 @@ class Program:
     def exported(self) -> torch.export.ExportedProgram:
         """The network as ``torch.export`` has it, for batches of any size."""
         # A batch of one would be taken for a size that never changes.
-        several = self.example if len(self.example) > 1 else torch.cat([self.example] * 2)
-        sizes = ({0: torch.export.Dim("batch", min=1, max=1 << 20)},)
+        several = mapped(self.example, lambda t: t if len(t) > 1 else torch.cat([t] * 2))
+        batch = torch.export.Dim("batch", min=1, max=1 << 20)
         try:
             with quiet(), torch.no_grad():
-                return torch.export.export(self.network, (several,), dynamic_shapes=sizes)
+                return torch.export.export(self.network, several, dynamic_shapes=tuple({0: batch} for _ in several))
         except Exception as reason:  # torch has many ways to say what it cannot trace
             said = first_line(reason)
             raise ExportError(f"the network cannot be exported for batches of any size: {said}.") from reason
 
-    def compare(self, run: Callable[[Tensor], Sequence[Tensor]]) -> tuple[float, tuple[int, ...]]:
+    def compare(self, run: Callable[..., Sequence[Tensor]]) -> tuple[float, tuple[int, ...]]:
         """The largest difference of what ``run`` computes, an error if it is more than rounding; and with which batch
         sizes."""
-        worst, sizes = 0.0, tuple(sorted({n for n in (1, 3, len(self.example)) if n <= len(self.example)}))
+        whole = len(self.example[0])
+        worst, sizes = 0.0, tuple(sorted({n for n in (1, 3, whole) if n <= whole}))
         for n in sizes:
-            part = self.example[:n]
-            wanted = self.outputs if n == len(self.example) else self._run(part)
-            found = run(part)
+            part = first(self.example, n)
+            wanted = self.outputs if n == whole else self._run(part)
+            found = run(*part)
             for a, b in zip(found, wanted, strict=True):
                 if a.shape != b.shape:
                     raise ExportError(f"the exported network gives {tuple(a.shape)} and not {tuple(b.shape)}.")
@@ -149,6 +155,29 @@ class Program:
                     f"the exported network does not compute the same: its scores differ by {worst:.2g} of the largest."
                 )
         return worst, sizes
+
+
+def batches_of(network: nn.Module, example: Example) -> tuple[Tensor, ...]:
+    """The inputs that ``example`` is, if all are tensors with the same batch as their first axis."""
+    inputs = inputs_of(network, example)
+    for n, t in enumerate(inputs):
+        if not isinstance(t, Tensor):
+            raise ExportError(
+                f"a file takes tensors, but input {n} of the example is of type {type(t).__name__}: leave it out if it "
+                "has a default, or give a tensor (batch, ...)."
+            )
+    if not inputs or any(t.dim() == 0 or not len(t) for t in inputs) or len({len(t) for t in inputs}) > 1:
+        said = "a batch of inputs" if len(inputs) == 1 else "batches of the same size"
+        raise ExportError(f"the example must be {said}, but its shape is {shapes(inputs)}.")
+    return inputs
+
+
+def first(inputs: tuple[Tensor, ...], n: int) -> tuple[Tensor, ...]:
+    return mapped(inputs, lambda t: t[:n])
+
+
+def shapes(inputs: tuple[Tensor, ...]) -> str:
+    return " and ".join(str(tuple(t.shape)) for t in inputs)
 
 
 @contextlib.contextmanager
@@ -193,12 +222,12 @@ def first_line(reason: BaseException) -> str:
     return (lines[0] if lines else type(reason).__name__).rstrip(".:")
 
 
-def to_pt2(model: nn.Module, path: Path | str, example: Tensor, *, pixels: Pixels | None = None) -> ExportReport:
+def to_pt2(model: nn.Module, path: Path | str, example: Example, *, pixels: Pixels | None = None) -> ExportReport:
     """Write the real form of ``model`` as a file for ``torch.export.load``, which needs no quern to run it.
 
-    It takes batches of any size. ``example`` is some input of the network (raw images with ``pixels``), on which the
-    file is read again and compared before it gets its name. A network whose output does not depend on its input any
-    more is a warning.
+    It takes batches of any size. ``example`` is some input of the network (raw images with ``pixels``), or a tuple of
+    several, on which the file is read again and compared before it gets its name. A network whose output does not
+    depend on its input any more is a warning.
     """
     path = Path(path)
     check_place(path)
@@ -212,9 +241,9 @@ def to_pt2(model: nn.Module, path: Path | str, example: Tensor, *, pixels: Pixel
         file.seek(0)
         again = torch.export.load(file).module()
 
-    def run(x: Tensor) -> list[Tensor]:
+    def run(*inputs: Tensor) -> list[Tensor]:
         with torch.no_grad():
-            found = again(x)
+            found = again(*inputs)
         return [found] if isinstance(found, Tensor) else list(found)
 
     difference, sizes = program.compare(run)

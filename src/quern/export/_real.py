@@ -1,5 +1,6 @@
 """The network without quaternions: every layer as the real layer of ``torch.nn`` that computes the same."""
 
+import copy
 import inspect
 import math
 import operator
@@ -17,8 +18,8 @@ from quern import nn as qnn
 from quern.compact import warn_dead
 from quern.errors import ExportError
 from quern.export import _plain
-from quern.folding import NOTHING, fold, fold_graph, hooked
-from quern.graph import Tracer, trace
+from quern.folding import NOTHING, fold_graph, hooked
+from quern.graph import Example, Tracer, check_traceable, inputs_of, trace_for
 from quern.kernels import block_weight
 from quern.layout import same_padding, weight_layout
 from quern.liveness import liveness
@@ -30,25 +31,29 @@ from quern.nn._recurrent import _QRecurrent
 __all__ = ["to_real"]
 
 
-def to_real(model: nn.Module) -> fx.GraphModule:
+def to_real(model: nn.Module, example: Example | None = None) -> fx.GraphModule:
     """A new network of plain ``torch.nn`` layers and torch operations that computes the same as ``model.eval()``.
 
     Batch normalisation is folded into the layer next to it where that is exact, dropout is gone, and submodules keep
     their names. Running it, or reading it from a file of ``torch.save``, needs no quern. Inputs are taken to have a
     batch axis, and what stands between a linear layer and a one-dimensional normalisation to be ``(batch, features)``.
-    A network whose output does not depend on its input any more is a warning.
+    Optional inputs are left out, but for those that ``example``, an input or a tuple of several as in
+    :func:`quern.compact.compact`, has. A network whose output does not depend on its input any more is a warning.
     """
-    real = real_form(model)
+    real = real_form(model, None if example is None else len(inputs_of(model, example)))
     if liveness(model).dead:
         warn_dead()
     return real
 
 
 @torch.no_grad()
-def real_form(model: nn.Module) -> fx.GraphModule:
-    """What :func:`to_real` returns."""
-    folded = fold(model).eval()
-    root, graph = _one_layer(folded) if Tracer().is_leaf_module(folded, "") else (folded, trace(folded))
+def real_form(model: nn.Module, count: int | None = None) -> fx.GraphModule:
+    """What :func:`to_real` returns, for calls with the first ``count`` inputs."""
+    check_traceable(model)
+    folded = copy.deepcopy(model).eval()
+    alone = Tracer().is_leaf_module(folded, "")
+    root, graph = _one_layer(folded, count) if alone else (folded, trace_for(folded, count)[0])
+    fold_graph(root, graph)
     writer = _Writer(set(dict(root.named_modules())))
     for node in graph.nodes:
         writer.write(node, root)
@@ -59,11 +64,12 @@ def real_form(model: nn.Module) -> fx.GraphModule:
     return real.eval()
 
 
-def _one_layer(layer: nn.Module) -> tuple[nn.Module, fx.Graph]:
-    """A network of one layer, called with what it must be given."""
+def _one_layer(layer: nn.Module, count: int | None) -> tuple[nn.Module, fx.Graph]:
+    """A network of one layer, called with ``count`` inputs, by default what it must be given."""
     graph = fx.Graph()
-    given = inspect.signature(layer.forward).parameters.values()
-    args = [graph.placeholder(p.name) for p in given if p.default is p.empty]
+    parameters = list(inspect.signature(layer.forward).parameters.values())
+    given = [p for p in parameters if p.default is p.empty] if count is None else parameters[:count]
+    args = [graph.placeholder(p.name) for p in given]
     graph.output(graph.call_module("0", tuple(args)))
     return nn.Sequential(layer), graph
 
