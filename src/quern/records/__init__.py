@@ -33,6 +33,7 @@ from quern import schema
 from quern.errors import RecordError
 from quern.files import claimed, sweep, write_text
 from quern.records._kinds import (
+    Answers,
     Begun,
     Chance,
     CompressConfig,
@@ -69,7 +70,7 @@ from quern.records._runs import (
     without_penalty,
 )
 
-__all__ = ["DATASETS", "FAMILIES", "FIGURE2", "METHODS", "NEURONS", "PAPER", "TABLE1", "Begun", "Chance"]
+__all__ = ["DATASETS", "FAMILIES", "FIGURE2", "METHODS", "NEURONS", "PAPER", "TABLE1", "Answers", "Begun", "Chance"]
 __all__ += ["CompressConfig"]
 __all__ += ["Compression", "Dataset", "Environment", "Epoch", "Family", "Histories", "LayerCounts", "Method"]
 __all__ += ["Moduli", "Network", "Record", "Run", "SampleRow", "Samples", "Sizes", "StageSettings", "Timings"]
