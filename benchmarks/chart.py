@@ -16,7 +16,7 @@ SHOWN = {
     "512 -> 512, 3x3 at 8, batch 100, both ways": "convolution 512 to 512",
     "CIFAR-10 eval forward, batch 1": "CIFAR-10 network, inference, one image",
 }
-LEFT, WIDTH, ROW, UNIT = 280, 700, 34, 120  # pixels; UNIT is the length of a bar of 1x
+ROW, UNIT, LETTER = 34, 120, 8  # pixels; UNIT is the length of a bar of 1x, LETTER the most that one of a label takes
 
 
 def sheet(width: int, height: int, letters: int) -> list[str]:
@@ -93,16 +93,17 @@ def size() -> None:
 
 def speed() -> None:
     ratios = {row["what"]: row["ratio"] for row in json.loads((ROOT / "benchmarks/layers.json").read_text())["rows"]}
-    height = 46 + ROW * len(SHOWN)
-    parts = sheet(WIDTH, height, 14)
+    left, height = 20 + LETTER * max(map(len, SHOWN.values())), 46 + ROW * len(SHOWN)
+    width = left + round(UNIT * max(ratios[what] for what in SHOWN)) + 80
+    parts = sheet(width, height, 14)
     for n, (what, label) in enumerate(SHOWN.items()):
         y = 30 + ROW * n
         parts += [
-            f'<text x="{LEFT - 12}" y="{y + 16}" text-anchor="end" fill="#222222">{escape(label)}</text>',
-            f'<rect x="{LEFT}" y="{y}" width="{ratios[what] * UNIT:.1f}" height="22" rx="2" fill="#2f6f8f"/>',
-            f'<text x="{LEFT + ratios[what] * UNIT + 8:.1f}" y="{y + 16}" fill="#222222">{ratios[what]:.2f}x</text>',
+            f'<text x="{left - 12}" y="{y + 16}" text-anchor="end" fill="#222222">{escape(label)}</text>',
+            f'<rect x="{left}" y="{y}" width="{ratios[what] * UNIT:.1f}" height="22" rx="2" fill="#2f6f8f"/>',
+            f'<text x="{left + ratios[what] * UNIT + 8:.1f}" y="{y + 16}" fill="#222222">{ratios[what]:.2f}x</text>',
         ]
-    x = LEFT + UNIT
+    x = left + UNIT
     parts += [
         f'<line x1="{x}" y1="22" x2="{x}" y2="{height - 12}" stroke="#c0392b" stroke-dasharray="4 3"/>',
         f'<text x="{x}" y="16" text-anchor="middle" fill="#c0392b" font-size="12">the common way = 1x</text>',

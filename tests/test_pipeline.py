@@ -26,6 +26,7 @@ from quern.export import open_session
 from quern.files import claimed
 from quern.penalties import RQL, GammaL1
 from quern.pipeline import Compressed
+from quern.records import Answers, read_compression
 from quern.train import Loaders, Settings, fit
 from tests.test_train import Stop
 
@@ -302,6 +303,7 @@ def test_all_its_files_hold_the_same_networks(
 ) -> None:
     folder, found, _ = run
     x, labels = next(iter(loaders[2]))
+    right: dict[str, Tensor] = {}
     for name, network, column in (
         ("dense", found.dense_network, found.dense),
         ("small", found.small_network, found.small),
@@ -313,21 +315,33 @@ def test_all_its_files_hold_the_same_networks(
         (onnx,) = open_session(folder / name / "model.onnx").run(None, {"image": x.numpy()})
         torch.testing.assert_close(torch.from_numpy(onnx), scores, rtol=1e-4, atol=1e-5)
         assert column.test_accuracy == pytest.approx(float((scores.argmax(1) == labels).double().mean()))
+        right[name] = scores.argmax(1) == labels
         assert column.bytes == (folder / name / "model.safetensors").stat().st_size
         assert column.onnx_bytes == (folder / name / "model.onnx").stat().st_size
         assert column.latency_ms > 0
+    total, only_dense = Answers.total(found.answers), right["dense"] & ~right["small"]
+    assert (total.inputs, total.only_dense) == (len(labels), int(only_dense.sum()))
+    for one in found.answers:
+        mine = labels == int(one.name)
+        assert (one.inputs, one.only_dense) == (int(mine.sum()), int((mine & only_dense).sum()))
 
 
 def test_the_table_and_the_record(run: tuple[Path, Compressed, nn.Module]) -> None:
     folder, found, _ = run
     head, *lines = str(found).splitlines()
     assert head.split() == ["dense", "compacted", "ratio"]
-    assert f"{found.dense.parameters:,}" in lines[2]
-    assert f"{found.dense.parameters / found.small.parameters:.1f}x" in lines[2]
-    assert lines[7].endswith(": met")
-    assert " ".join(line.strip() for line in lines[8:]) == found.useless  # after so few steps
+    assert lines[1].startswith("its 95 % interval ")
+    for bound, accuracy in zip(re.findall(r"(\S+) to (\S+)", lines[1]), (found.dense, found.small), strict=False):
+        assert float(bound[0]) <= 100 * accuracy.test_accuracy <= float(bound[1])
+    assert f"{found.dense.parameters:,}" in lines[3]
+    assert f"{found.dense.parameters / found.small.parameters:.1f}x" in lines[3]
+    assert lines[8].endswith(": met")
+    assert " ".join(line.strip() for line in lines[9:]) == found.useless  # after so few steps
     record = json.loads((folder / "record.json").read_text())
-    assert {key: record[key] for key in ("dense", "small", "budget", "chance")} == found.to_dict()
+    assert {key: record[key] for key in found.to_dict()} == found.to_dict()
+    read = read_compression(folder / "record.json")
+    assert (read["dense"], read["small"], read.get("answers")) == (found.dense, found.small, found.answers)
+    assert "its 95 % interval" not in str(dataclasses.replace(found, answers=()))  # of a record that does not say
     assert record["settings"]["budget"]["max_params"] == 1200
     assert record["settings"]["small"]["epochs"] == 1
     assert record["environment"]["torch"]
@@ -476,6 +490,7 @@ def test_what_cannot_work_is_said_before_any_training(
         (Own(), (train,), {}, "nothing to validate with"),
         (Own(), (images, val), {}, "leave out val and test"),
         (Own(), (train, []), {}, "no batches"),
+        (Own(), (train, val, []), {}, "to test with has no batches"),
     ]
     for net, data, options, said in cases:
         with pytest.raises(TrainingError, match=rf"{said}[^\n]*\.$"):

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quern._intervals import tango, wilson
 from quern.errors import RecordError
-from quern.records import METHODS, PAPER
+from quern.records import METHODS, PAPER, read_compression
 from quern.report import _plots, _rows, write_report, write_run_report
 from quern.report._draw import pictures
 from quern.report._experiments import read_experiments
@@ -31,6 +33,8 @@ pytestmark = pytest.mark.xdist_group("report")  # what they share takes long to 
 
 HOSTILE = "<script>alert('&_%')</script>"
 SENTENCE = re.compile(r"[^\n]+\.")
+TEMPLATE = files("quern.report").joinpath("templates", "base.html").read_text()
+SCRIPT = TEMPLATE[TEMPLATE.index("<script>") : TEMPLATE.index("</script>") + len("</script>")]  # the only one of a page
 
 
 def column(table: Table, name: str) -> list[Cell]:
@@ -392,7 +396,8 @@ def assert_self_contained(path: Path) -> Outside:
     page = path.read_text(encoding="utf-8")
     seen = Outside(page)
     assert seen.loads == []
-    assert not seen.tags & {"script", "iframe", "object", "embed"}
+    assert not seen.tags & {"iframe", "object", "embed"}
+    assert re.findall(r"<script.*?</script>", page, re.DOTALL) == [SCRIPT]
     assert not re.search(r"@import|url\((?!#)", page)
     assert set(re.findall(r"https?://[^\"' ]+", page)) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
     names = re.findall(r' id="([^"]+)"', page)
@@ -443,16 +448,76 @@ def test_a_run_report_shows_all_there_is(tmp_path: Path) -> None:
     seen = assert_self_contained(path)
     for said in ("digits", "11,748", "1,467", "✓ met: 1,467 parameters", "✗ missed: 4 times faster", "8.0×"):
         assert said in seen.text
-    for said in ("quern compress --max-params 1500", "Validation accuracy", "✗ wrong", "0f" * 32, "-0.50 points"):
+    for said in ("quern compress --max-params 1500", "Validation accuracy", "✗\u00a0wrong", "0f" * 32, "-0.50 points"):
         assert said in seen.text
     assert seen.text.count("dense: ") == 12
     first = path.read_bytes()
     assert write_run_report(tmp_path / "run").read_bytes() == first
 
 
+def test_a_run_says_how_sure_its_accuracies_are(tmp_path: Path) -> None:
+    page = read_run(write_compress(tmp_path))
+    cells = next(row for row in page.table.rows if row[0].text == "its 95\u00a0% interval")
+    expected = (*wilson(0.99, 200), *wilson(0.985, 200), *tango(1, 2, 200))
+    bounds = [float(bound) for cell in cells[1:] for bound in cell.text.split(" to ")]
+    assert bounds == pytest.approx([100 * bound for bound in expected], abs=0.005)
+    assert "which holds zero: these inputs cannot tell the two apart" in page.summary
+    lost = {"name": "0", "both": 150, "only_dense": 48, "only_small": 0, "neither": 2}
+    assert ", without zero)." in read_run(write_compress(tmp_path, answers=[lost])).summary
+
+
+def test_the_class_that_lost_the_largest_share_comes_first(tmp_path: Path) -> None:
+    page = read_run(write_compress(tmp_path))
+    assert page.classes is not None
+    assert [cell.text for cell in page.classes.rows[0]] == ["7", "20", "20", "18", "-2 (-10.0)"]
+    assert [cell.text for cell in page.classes.rows[-1]] == ["3", "20", "18", "19", "+1 (+5.0)"]
+    assert [row[0].text for row in page.classes.rows[1:-1]] == list("01245689")
+    assert page.lost.startswith("Class 7 lost the most: 18 of its 20 test inputs")
+    rows = [{"name": "a", "both": 900, "only_dense": 9, "only_small": 0, "neither": 0}]
+    rows += [{"name": "b", "both": 5, "only_dense": 5, "only_small": 1, "neither": 0}]
+    assert read_run(write_compress(tmp_path, answers=rows)).lost.startswith("Class b lost the most")
+    rows = [{"name": "a", "both": 9, "only_dense": 1, "only_small": 1, "neither": 0}]
+    assert read_run(write_compress(tmp_path, answers=rows)).lost == "No class lost any."
+
+
+def test_images_stand_under_who_is_right(tmp_path: Path) -> None:
+    page = read_run(write_compress(tmp_path))
+    assert [kind.title for kind in page.samples] == [
+        "Only the dense network is right: 2 of 200",
+        "Both are right: 196 of 200",
+    ]
+    for kind, right in zip(page.samples, ((True, False), (True, True)), strict=True):
+        assert all(tuple(answer.right for answer in sample.answers) == right for sample in kind.samples)
+    assert "evenly spaced" in page.choice
+    assert sum(len(kind.samples) for kind in page.samples) == 12
+
+
+def test_many_classes_are_folded(tmp_path: Path) -> None:
+    rows = [{"name": f"class {n}", "both": n + 1, "only_dense": 0, "only_small": 0, "neither": 1} for n in range(100)]
+    text = write_run_report(write_compress(tmp_path, answers=rows)).read_text()
+    assert "<summary>All 100 classes</summary>" in text
+
+
+def test_records_from_before_answers_were_counted_are_read(tmp_path: Path) -> None:
+    folder = write_compress(tmp_path)
+    record = compress_record()
+    del record["answers"]
+    (folder / "record.json").write_text(json.dumps(record))
+    text = write_run_report(folder).read_text()
+    for said in ("interval", "Class by class", "evenly spaced", " of 200"):
+        assert said not in text
+    assert "Only the dense network is right</h3>" in text
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).parent.parent.glob("results/*/record.json")), ids=str)
+def test_every_record_of_this_repository_is_read(path: Path) -> None:
+    assert "answers" not in read_compression(path)  # they are older
+    assert read_run(path.parent).title.endswith("made small")
+
+
 def test_parts_that_are_missing_are_left_out(tmp_path: Path) -> None:
     record = compress_record()
-    for name in ("command", "dataset", "budget", "sums", "environment"):
+    for name in ("command", "dataset", "budget", "sums", "environment", "answers"):
         del record[name]
     record["history"] = {"dense": [], "small": []}
     record["settings"] = {"dense": None, "small": {}, "budget": {}}
@@ -479,18 +544,44 @@ def test_missing_experiments_are_one_line_each(tmp_path: Path) -> None:
     assert "11,748 → 1,467" in seen.text
 
 
+def test_folded_sections_say_their_main_number(experiments: tuple[Path, Path], tmp_path: Path) -> None:
+    results, _ = experiments
+    page = read_experiments(results)
+    headlines = {section.name: section.headline for section in page.sections}
+    table = there(_rows.table1(load(results), "mnist"))
+    beaten = [cells for cells in table.rows if cells[1].text == "quern" and cells[6].sign == "yes"]
+    assert headlines["table1"] == f"Methods by which quern beats the paper: {len(beaten)} of 2 on MNIST."
+    assert headlines["table2"].endswith("penalty: 1.04 on MNIST.")
+    assert headlines["curves"] == "Quaternions that R_Q makes zero: 59.50\u00a0% on MNIST."
+    assert headlines["neurons"] == "Neurons that L1(BN) leaves: 18.18\u00a0% on MNIST."
+    assert headlines["compress"] == "Files up to 5.0 times smaller; runs: 1."
+    assert headlines["front"].endswith(": 97.10\u00a0% at 59.50\u00a0% on MNIST.")
+    assert headlines["tuning"] == "λ of R_Q: 4 from 6 trials on MNIST."
+    assert headlines["layers"] == "Quaternions that R_Q leaves: 1,144 of 2,825 on MNIST."
+    assert headlines["moduli"].endswith(" and 0.00\u00a0% on MNIST.")
+    assert headlines["runs"] == "13 runs, 6.5 hours."
+    write_run(tmp_path, run_record("digits", "paper", "l1"))  # has none of it
+    assert {section.name for section in read_experiments(tmp_path).sections if section.headline} == {"runs"}
+
+
 def test_strings_that_mean_harm_are_only_text(tmp_path: Path) -> None:
     folder = tmp_path / "results" / "run"
     environment = {"cpu": "</style><img src=x onerror=alert(1)>"}
+    named = {"name": HOSTILE, "both": 1, "only_dense": 1, "only_small": 0, "neither": 0}
     write_compress(
-        folder, command=f"quern {HOSTILE}", dataset=f"/data/{HOSTILE}", model=HOSTILE, environment=environment
+        folder,
+        command=f"quern {HOSTILE}",
+        dataset=f"/data/{HOSTILE}",
+        model=HOSTILE,
+        environment=environment,
+        answers=[named],
     )
     (folder / "samples.json").write_text(json.dumps(sample_record((HOSTILE, *"123456789"))))
     (folder / "record.json").write_text((folder / "record.json").read_text().replace("QConv2d", "<b>&$"))
     for path in (write_run_report(folder), write_report(tmp_path / "results", tmp_path / "report")):
         seen = assert_self_contained(path)
         assert HOSTILE in seen.text
-        assert not seen.tags & {"script", "b", "img"} - {"img"}
+        assert "b" not in seen.tags
     row = (tmp_path / "report" / "tables" / "compress.tex").read_text()
     assert r"\textless{}script\textgreater{}alert('\&\_\%')" in row
 
@@ -498,7 +589,7 @@ def test_strings_that_mean_harm_are_only_text(tmp_path: Path) -> None:
 def test_scores_for_more_than_the_classes_have_numbers_for_names(tmp_path: Path) -> None:
     folder = write_compress(tmp_path)
     (folder / "samples.json").write_text(json.dumps(sample_record(("zero", "one"))))
-    assert [sample.label for sample in read_run(folder).samples][:3] == ["zero", "one", "2"]
+    assert [sample.label for sample in read_run(folder).samples[-1].samples][:3] == ["zero", "one", "2"]
 
 
 def test_what_cannot_be_rendered_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -576,6 +667,8 @@ def test_damaged_records_are_one_sentence(tmp_path: Path, damage: Any) -> None:
         ("record.json", json.dumps({**compress_record(), "layers": [{"name": "0"}]})),
         ("record.json", json.dumps(compress_record()).replace('"loss": 1.0', '"loss": NaN')),
         ("record.json", json.dumps({**compress_record(), "small": {"test_accuracy": "high"}})),
+        ("record.json", json.dumps(compress_record()).replace('"only_dense": 2', '"only_dense": -2')),
+        ("record.json", json.dumps(compress_record()).replace('"both": 20', '"both": 0')),
         ("samples.json", "[]"),
         ("samples.json", json.dumps({"classes": ["a"], "samples": [{"png": "?", "label": 0}]})),
     ],

@@ -25,7 +25,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from quern import io, schema
@@ -37,8 +36,8 @@ from quern.errors import DeadNetworkWarning, Stopped, TrainingError, instead_of
 from quern.export import to_onnx
 from quern.files import claimed, sweep, write_text
 from quern.penalties import GammaL1, Penalty
-from quern.records import Begun, Chance, Network
-from quern.samples import samples
+from quern.records import Answers, Begun, Chance, Network
+from quern.samples import counted, judged, samples
 from quern.sparsity import measure
 from quern.steering import Budget, Steering, check_possible
 from quern.train import (
@@ -85,13 +84,15 @@ def _number(value: float) -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The dense network, the small one, and what the budget came to. Print it for the table. ``chance`` is None for
-    records that do not say."""
+    """The dense network, the small one, and what the budget came to. Print it for the table. ``answers`` are what both
+    got right on the same test inputs, by class. ``chance`` is None, and ``answers`` empty, for records that do not
+    say."""
 
     dense: Network
     small: Network
     budget: Budget
     chance: Chance | None
+    answers: tuple[Answers, ...]
 
     @property
     def useless(self) -> str | None:
@@ -128,6 +129,7 @@ class Comparison:
             "small": asdict(self.small),
             "budget": [asdict(verdict) for verdict in self.verdicts()],
             "chance": None if self.chance is None else asdict(self.chance),
+            "answers": [asdict(one) for one in self.answers],
         }
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
@@ -135,12 +137,16 @@ class Comparison:
 
         dense, small = self.dense, self.small
         table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column("", no_wrap=True)
+        table.add_column("")
         for name in ("dense", "compacted", "ratio"):
             table.add_column(name, justify="right", no_wrap=True)
         points = 100 * (small.test_accuracy - dense.test_accuracy)
         accuracies = (f"{100 * n.test_accuracy:.2f} %" for n in (dense, small))
         table.add_row("test accuracy", *accuracies, f"{points:+.2f} points")
+        if self.answers:
+            *each, (low, high) = Answers.total(self.answers).intervals()
+            intervals = [f"{100 * a:.2f} to {100 * b:.2f}" for a, b in each]
+            table.add_row("its 95 % interval", *intervals, f"{100 * low:+.2f} to {100 * high:+.2f}")
         rows = (
             ("neurons", dense.neurons, small.neurons, ",d"),
             ("parameters", dense.parameters, small.parameters, ",d"),
@@ -323,11 +329,15 @@ def _stages(
     times = time_onnx(
         {name: job.out / name / "model.onnx" for name in ("dense", "small")}, job.batches.example.shape[1:]
     )
+    labels, kinds = judged(dense, small, job.batches.test())
+    answers = counted(labels, kinds, job.data.classes if isinstance(job.data, ImageSet) else ())
+    total = Answers.total(answers)
     found = Compressed(
-        _column(job, "dense", dense, dense_result, times["dense"].median_ms),
-        _column(job, "small", small, small_result, times["small"].median_ms),
+        _column(job, "dense", dense, dense_result, total.dense, times["dense"].median_ms),
+        _column(job, "small", small, small_result, total.small, times["small"].median_ms),
         budget,
-        _chance(job.batches),
+        Chance(max(one.inputs for one in answers) / len(labels), len(labels)),
+        answers,
         dense,
         small,
     )
@@ -342,7 +352,7 @@ def _stages(
         "history": {"dense": list(dense_result.history), "small": list(small_result.history)},
     }
     if isinstance(job.data, ImageSet):
-        write_text(job.out / "samples.json", json.dumps(samples(dense, small, job.data)) + "\n")
+        write_text(job.out / "samples.json", json.dumps(samples(dense, small, job.data, kinds)) + "\n")
     write_text(job.out / "record.json", json.dumps(record, indent=1) + "\n")
     return found
 
@@ -415,14 +425,11 @@ def _check(model: nn.Module, settings: Settings, budget: Budget, data: ImageSet 
         settings.penalty.targets(model)
     except ValueError as reason:
         raise TrainingError(str(reason)) from reason
+    if next(iter(batches.test()), None) is None:
+        raise TrainingError("the loader to test with has no batches.")
     check_fits(model, data, batches)
     check_compacts(model, batches.example)
     check_possible(budget, model, settings.penalty, batches.example, batches.about())
-
-
-def _chance(batches: Source) -> Chance:
-    labels = torch.cat([labels.cpu() for _, labels in batches.test()])
-    return Chance(float(labels.bincount().max()) / len(labels), len(labels))
 
 
 def _open(out: Path, settings: dict[str, Any], about: dict[str, Any], resume: bool) -> None:
@@ -457,10 +464,12 @@ def _export(job: _Job, name: str, network: nn.Module) -> None:
         to_onnx(network, path, job.some())
 
 
-def _column(job: _Job, name: str, network: nn.Module, result: Result, latency_ms: float) -> Network:
+def _column(
+    job: _Job, name: str, network: nn.Module, result: Result, test_accuracy: float, latency_ms: float
+) -> Network:
     found, folder = measure(network, job.batches.example), job.out / name
     return Network(
-        test_accuracy=result.test_accuracy,
+        test_accuracy=test_accuracy,
         val_accuracy=result.val_accuracy,
         neurons=found.neurons,
         parameters=found.parameters,

@@ -1,43 +1,59 @@
-"""Some test images with the answers of two networks, for a reader who wants to see what was lost."""
+"""What two networks answer to the same test inputs: counted by class, and shown on some images, for a reader who wants
+to see what was lost."""
 
 import base64
 import io
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from quern.data import Images, ImageSet
+from quern.data import ImageSet
+from quern.records import Answers
 
-__all__ = ["samples"]
+__all__ = ["counted", "judged", "samples"]
 
-COUNT = 24
-LOOKED_AT = 2000  # of the test images
+OF_EACH_KIND = 6
 
 
 @torch.no_grad()
-def samples(dense: nn.Module, small: nn.Module, images: ImageSet) -> dict[str, Any]:
-    """Up to 24 of the first 2,000 test images as base64 PNG, half of them ones where the two networks disagree, as far
-    as there are any; with the label, and each network's answer and how sure it is (the softmax of its scores)."""
-    some = Images(images.test.pixels[:LOOKED_AT], images.test.labels[:LOOKED_AT])
-    answers = {name: _answers(network, images, some) for name, network in (("dense", dense), ("small", small))}
-    differ = answers["dense"][0] != answers["small"][0]
-    unlike, alike = (torch.nonzero(chosen).flatten().tolist() for chosen in (differ, ~differ))
-    unlike = unlike[: max(COUNT // 2, COUNT - len(alike))]
-    found = []
-    for n in sorted([*unlike, *alike[: COUNT - len(unlike)]]):
-        row: dict[str, Any] = {"png": _png(some.pixels[n], images.top), "label": int(some.labels[n])}
-        for name, (answer, sure) in answers.items():
-            row |= {name: int(answer[n]), f"{name}_confidence": round(float(sure[n]), 4)}
-        found.append(row)
-    return {"classes": list(images.classes), "samples": found}
+def judged(dense: nn.Module, small: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The class of every input, and who answers right: 0 both networks, 1 only the dense one, 2 only the small one,
+    3 neither. One pass over the batches; the networks are in eval mode."""
+    labels, kinds = [], []
+    for x, classes in batches:
+        dense_wrong, small_wrong = (network(x).argmax(1) != classes for network in (dense, small))
+        labels.append(classes.cpu())
+        kinds.append((2 * dense_wrong + small_wrong).cpu())
+    return torch.cat(labels), torch.cat(kinds)
 
 
-def _answers(network: nn.Module, images: ImageSet, some: Images) -> tuple[Tensor, Tensor]:
-    device = next(network.parameters()).device
-    scores = torch.cat([network(images.normalize(part.to(device))).float().cpu() for part in some.pixels.split(500)])
-    sure, answer = scores.softmax(1).max(1)
-    return answer, sure
+def counted(labels: Tensor, kinds: Tensor, names: Sequence[str]) -> tuple[Answers, ...]:
+    """What :func:`judged` found, by class; classes without a name have their number for one."""
+    table = (4 * labels + kinds).bincount(minlength=4 * (int(labels.max()) + 1)).view(-1, 4).tolist()
+    return tuple(
+        Answers(names[n] if n < len(names) else str(n), *counts) for n, counts in enumerate(table) if any(counts)
+    )
+
+
+@torch.no_grad()
+def samples(dense: nn.Module, small: nn.Module, images: ImageSet, kinds: Tensor) -> dict[str, Any]:
+    """Up to six test images of each of the kinds of :func:`judged`, evenly spaced in their order, which may be that of
+    the classes; as base64 PNG, with the label, and each network's answer and how sure it is (the softmax of its
+    scores)."""
+    places = [torch.nonzero(kinds == kind).flatten() for kind in range(4)]
+    spaced = [torch.linspace(0, len(some) - 1, min(OF_EACH_KIND, len(some))).round().long() for some in places]
+    chosen = torch.cat([some[which] for some, which in zip(places, spaced, strict=True)])
+    rows = [
+        {"png": _png(images.test.pixels[n], images.top), "label": int(images.test.labels[n])} for n in chosen.tolist()
+    ]
+    for name, network in (("dense", dense), ("small", small)):
+        pixels = images.test.pixels[chosen].to(next(network.parameters()).device)
+        sure, answer = network(images.normalize(pixels)).float().softmax(1).max(1)
+        for row, one, share in zip(rows, answer.tolist(), sure.tolist(), strict=True):
+            row |= {name: one, f"{name}_confidence": round(share, 4)}
+    return {"classes": list(images.classes), "samples": rows}
 
 
 def _png(pixels: Tensor, top: int) -> str:

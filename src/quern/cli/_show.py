@@ -74,7 +74,7 @@ def _show_compressed(run: Path, about: Begun, history: bool) -> None:
     settings = about["settings"] if record is None else record["settings"]
     if record is not None:
         budget = schema.checked(path, settings["budget"], Budget, "a budget")
-        found = Comparison(record["dense"], record["small"], budget, record.get("chance"))
+        found = Comparison(record["dense"], record["small"], budget, record.get("chance"), record.get("answers", ()))
     for stage in ("dense", "small"):
         lines = _history(run / stage) if record is None else record["history"][stage]
         total = _course(settings[stage], path if record else run / "config.json").total if lines else 0

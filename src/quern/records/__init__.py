@@ -37,6 +37,7 @@ from quern import schema
 from quern.errors import RecordError
 from quern.files import claimed, sweep, write_text
 from quern.records._kinds import (
+    Answers,
     Begun,
     Chance,
     CompressConfig,
@@ -75,7 +76,7 @@ from quern.records._runs import (
 from quern.records._sparsity import LayerSparsity, Sparsity
 from quern.records._training import Course, Result, Term, Terms
 
-__all__ = ["DATASETS", "FAMILIES", "FIGURE2", "METHODS", "NEURONS", "PAPER", "TABLE1", "Begun", "Chance"]
+__all__ = ["DATASETS", "FAMILIES", "FIGURE2", "METHODS", "NEURONS", "PAPER", "TABLE1", "Answers", "Begun", "Chance"]
 __all__ += ["CompressConfig", "Course", "LayerSparsity", "Result", "Sparsity", "Term", "Terms"]
 __all__ += ["Compression", "Dataset", "Environment", "Epoch", "Family", "Histories", "LayerCounts", "Method"]
 __all__ += ["Moduli", "Network", "Record", "Run", "SampleRow", "Samples", "Sizes", "StageSettings", "Timings"]

@@ -3,10 +3,11 @@ lack."""
 
 import base64
 import itertools
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from quern._intervals import wilson
+from quern._intervals import tango, wilson
 from quern.records._runs import DATASETS, FAMILIES, METHODS, Run
 from quern.schema import Between, Count, Measured, Milliseconds, OneOf, Positive, Seconds, Share, Text
 
@@ -268,6 +269,44 @@ class Chance:
         return wilson(accuracy, self.inputs)
 
 
+@dataclass(frozen=True)
+class Answers:
+    """Of the test inputs of the class ``name``: how many both networks answer right, only one of them, or neither."""
+
+    name: Text
+    both: Count
+    only_dense: Count
+    only_small: Count
+    neither: Count
+
+    def __post_init__(self) -> None:
+        if not self.inputs:
+            raise ValueError("it has no inputs")
+
+    @staticmethod
+    def total(classes: Iterable["Answers"]) -> "Answers":
+        """The inputs of one class or more, together."""
+        return Answers("all", *map(sum, zip(*(astuple(one)[1:] for one in classes), strict=True)))
+
+    @property
+    def inputs(self) -> int:
+        return self.both + self.only_dense + self.only_small + self.neither
+
+    @property
+    def dense(self) -> float:
+        """The accuracy of the dense network."""
+        return (self.both + self.only_dense) / self.inputs
+
+    @property
+    def small(self) -> float:
+        return (self.both + self.only_small) / self.inputs
+
+    def intervals(self) -> tuple[tuple[float, float], ...]:
+        """The 95 % intervals of both accuracies, and of how much higher that of the small network is."""
+        difference = tango(self.only_small, self.only_dense, self.inputs)
+        return wilson(self.dense, self.inputs), wilson(self.small, self.inputs), difference
+
+
 class VerdictRow(TypedDict):
     what: str
     limit: float
@@ -299,6 +338,7 @@ class Compression(TypedDict):
     history: Histories
     budget: NotRequired[list[VerdictRow]]
     chance: NotRequired[Chance | None]
+    answers: NotRequired[tuple[Answers, ...]]
     environment: NotRequired[Environment]
     command: NotRequired[Text | None]
     dataset: NotRequired[Text | None]

@@ -7,6 +7,7 @@ from pathlib import Path
 from quern.records import DATASETS, FAMILIES
 from quern.report import _plots, _rows
 from quern.report._figures import Figure
+from quern.report._headlines import headline
 from quern.report._load import Found, load
 from quern.report._tables import Table
 
@@ -18,10 +19,12 @@ Maker = Callable[[Found, str], Part | None]
 
 @dataclass(frozen=True)
 class Section:
-    """One heading with what stands under it; ``missing`` is what there are no records of."""
+    """One heading with what stands under it, the main number of it in ``headline``; ``missing`` is what there are no
+    records of."""
 
     name: str
     title: str
+    headline: str
     text: str
     parts: tuple[Part, ...]
     missing: tuple[str, ...]
@@ -59,7 +62,7 @@ def read_experiments(folder: Path) -> Page:
         "moduli": per_dataset(_moduli("paper"), _moduli("quern")),
         "runs": [("experiments", _rows.provenance(found)), ("experiments", _rows.sums(found))],
     }
-    return Page(tuple(FAMILIES.items()), tuple(_section(name, found) for name, found in parts.items()))
+    return Page(tuple(FAMILIES.items()), tuple(_section(name, found, some) for name, some in parts.items()))
 
 
 def _curves(family: str, number: int) -> Maker:
@@ -74,11 +77,13 @@ def _moduli(family: str) -> Maker:
     return lambda found, dataset: _plots.moduli(found, dataset, family)
 
 
-def _section(name: str, parts: Iterable[tuple[str, Part | None]]) -> Section:
+def _section(name: str, found: Found, parts: Iterable[tuple[str, Part | None]]) -> Section:
     parts = list(parts)
     there = {of for of, part in parts if part is not None}
     missing = dict.fromkeys(of for of, _ in parts if of not in there)
-    return Section(name, *_HEADINGS[name], tuple(part for _, part in parts if part is not None), tuple(missing))
+    title, text = _HEADINGS[name]
+    shown = tuple(part for _, part in parts if part is not None)
+    return Section(name, title, headline(name, found), text, shown, tuple(missing))
 
 
 # Of every section, its title and what it shows.

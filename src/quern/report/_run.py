@@ -6,12 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from quern import schema
-from quern.records import DATASETS, Compression, Epoch, Histories, Network, SampleRow, Samples, read_compression
+from quern.records import (
+    DATASETS,
+    Answers,
+    Compression,
+    Epoch,
+    Histories,
+    Network,
+    SampleRow,
+    Samples,
+    read_compression,
+)
 from quern.report._figures import Curves, Figure, Line
-from quern.report._tables import Cell, Table, amount, number, ratio, word
+from quern.report._tables import Cell, Table, amount, counted, number, ratio, word
 from quern.schema import visible
 
-__all__ = ["RunPage", "compared", "read_run"]
+__all__ = ["RunPage", "read_run"]
 
 # What is compared, and with how many digits after the point.
 ROWS = (
@@ -21,6 +31,14 @@ ROWS = (
     ("onnx_bytes", "ONNX file, bytes", 0),
     ("macs", "multiply-adds, one input", 0),
     ("latency_ms", "onnxruntime, one input, one thread, ms", 3),
+)
+
+# Who is right, as a field of Answers and in words; what was lost comes first.
+KINDS = (
+    ("only_dense", "Only the dense network is right"),
+    ("only_small", "Only the compacted network is right"),
+    ("neither", "Neither is right"),
+    ("both", "Both are right"),
 )
 
 
@@ -67,14 +85,25 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Kind:
+    """Some images on which the same networks are right."""
+
+    title: str
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True)
 class RunPage:
     title: str
     summary: str
     table: Table
+    lost: str
+    classes: Table | None
     limits: tuple[Limit, ...]
     layers: tuple[Layer, ...]
     curves: Figure | None
-    samples: tuple[Sample, ...]
+    choice: str
+    samples: tuple[Kind, ...]
     command: str | None
     facts: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 
@@ -83,22 +112,27 @@ def read_run(folder: Path) -> RunPage:
     """The page of a run in ``folder``; parts that its record does not have are empty."""
     record = read_compression(folder / "record.json")
     dense, small, command = record["dense"], record["small"], record.get("command")
+    answers = record.get("answers", ())
+    total = Answers.total(answers) if answers else None
     return RunPage(
         title=_title(record),
-        summary=_summary(dense, small),
-        table=compared(dense, small),
+        summary=_summary(dense, small, total),
+        table=_compared(dense, small, total),
+        lost=_lost(answers),
+        classes=_classes(answers) if answers else None,
         limits=tuple(
             Limit(a["what"], amount(a["limit"]), amount(a["value"]), a["met"]) for a in record.get("budget", ())
         ),
         layers=tuple(Layer(**layer) for layer in record["layers"]),
         curves=_curves(record["history"], dense),
-        samples=_samples(folder / "samples.json"),
+        choice="Up to six test images of each kind, evenly spaced in the order of the test images." if total else "",
+        samples=_samples(folder / "samples.json", total),
         command=None if command is None else visible(command),
         facts=_facts(record),
     )
 
 
-def compared(dense: Network, small: Network) -> Table:
+def _compared(dense: Network, small: Network, total: Answers | None) -> Table:
     """Both networks next to each other."""
     points = 100 * (small.test_accuracy - dense.test_accuracy)
     accuracies = [100 * n.test_accuracy for n in (dense, small)]
@@ -108,10 +142,44 @@ def compared(dense: Network, small: Network) -> Table:
         Cell(f"{points:+.2f} points", points),
     )
     rows = []
+    if total is not None:
+        *each, difference = total.intervals()
+        rows.append((word("its 95\u00a0% interval"), *(word(_span(one)) for one in each), word(_span(difference, "+"))))
     for key, name, digits in ROWS:
         before, after = getattr(dense, key), getattr(small, key)
         rows.append((word(name), number(before, digits), number(after, digits), ratio(before, after)))
     return Table("compared", "Dense and compacted", ("what", "dense", "compacted", "ratio"), (first, *rows))
+
+
+def _span(bounds: tuple[float, float], sign: str = "") -> str:
+    return " to ".join(f"{100 * bound:{sign}.2f}" for bound in bounds)
+
+
+def _lost(answers: Sequence[Answers]) -> str:
+    """What the class that lost the largest share of its inputs has lost."""
+    worst = min(answers, key=lambda one: one.small - one.dense, default=None)
+    if worst is None or worst.only_dense <= worst.only_small:
+        return "No class lost any."
+    before, after = worst.both + worst.only_dense, worst.both + worst.only_small
+    return (
+        f"Class {visible(worst.name)} lost the most: {amount(after)} of its {amount(worst.inputs)} test inputs are "
+        f"answered right, where the dense network has {amount(before)}."
+    )
+
+
+def _classes(answers: Sequence[Answers]) -> Table:
+    """Both networks in every class, the class that lost the most first."""
+    rows = tuple(_class(one) for one in sorted(answers, key=lambda one: one.small - one.dense))
+    columns = ("class", "inputs", "dense right", "compacted right", "change (points)")
+    note = "What lost the most comes first. It is also the unluckiest: where inputs are few, part of a loss is chance."
+    return Table("classes", "Class by class", columns, rows, (note,))
+
+
+def _class(one: Answers) -> tuple[Cell, ...]:
+    points = 100 * (one.small - one.dense)
+    right = (counted(one.both + one.only_dense), counted(one.both + one.only_small))
+    difference = Cell(f"{one.only_small - one.only_dense:+,} ({points:+.1f})" if points else "0", points)
+    return word(visible(one.name)), counted(one.inputs), *right, difference
 
 
 def _title(record: Compression) -> str:
@@ -120,13 +188,18 @@ def _title(record: Compression) -> str:
     return visible(f"{network}{name}, made small")
 
 
-def _summary(dense: Network, small: Network) -> str:
+def _summary(dense: Network, small: Network, total: Answers | None) -> str:
     points = 100 * (small.test_accuracy - dense.test_accuracy)
     change = f"{abs(points):.2f} points {'higher' if points >= 0 else 'lower'}"
+    sure = "."
+    if total is not None:
+        *_, (low, high) = total.intervals()
+        zero = "which holds zero: these inputs cannot tell the two apart" if low <= 0 <= high else "without zero"
+        sure = f" on the same {amount(total.inputs)} inputs (95\u00a0% interval {_span((low, high), '+')}, {zero})."
     return (
         f"{amount(small.neurons)} of {amount(dense.neurons)} neurons and {amount(small.parameters)} of "
         f"{amount(dense.parameters)} parameters are left. "
-        f"Test accuracy is {100 * small.test_accuracy:.2f}\u00a0%, {change} than that of the dense network."
+        f"Test accuracy is {100 * small.test_accuracy:.2f}\u00a0%, {change} than that of the dense network{sure}"
     )
 
 
@@ -159,11 +232,24 @@ def _curves(history: Histories, dense: Network) -> Figure | None:
     )
 
 
-def _samples(path: Path) -> tuple[Sample, ...]:
+def _samples(path: Path, total: Answers | None) -> tuple[Kind, ...]:
     if not path.exists():
         return ()
     found = schema.read(path, Samples, "samples of quern compress", "go on with --resume to make it again")
-    return tuple(_sample(sample, found["classes"]) for sample in found["samples"])
+    kinds = []
+    for name, title in KINDS:
+        rows = [row for row in found["samples"] if _kind(row) == name]
+        if total is not None:
+            title += f": {amount(getattr(total, name))} of {amount(total.inputs)}"
+        if rows:
+            kinds.append(Kind(title, tuple(_sample(row, found["classes"]) for row in rows)))
+    return tuple(kinds)
+
+
+def _kind(row: SampleRow) -> str:
+    """The field of :class:`Answers` that counts it."""
+    dense, small = (row[who] == row["label"] for who in ("dense", "small"))
+    return ("both" if small else "only_dense") if dense else "only_small" if small else "neither"
 
 
 def _sample(sample: SampleRow, classes: Sequence[str]) -> Sample:
