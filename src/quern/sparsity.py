@@ -26,7 +26,7 @@ from quern.schema import Count, check
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-__all__ = ["LayerSparsity", "Sparsity", "measure"]
+__all__ = ["LayerSparsity", "Sparsity", "measure", "work"]
 
 
 def _share(part: int, whole: int) -> float:
@@ -187,7 +187,7 @@ def measure(model: nn.Module, example_input: Tensor | tuple[Any, ...] | None = N
     """
     if not (tol >= 0 and math.isfinite(tol)):
         raise ValueError(f"tol is {tol}, but it must be a finite number that is not negative.")
-    work = None if example_input is None else _work(model, example_input, tol)
+    done = None if example_input is None else work(model, example_input, tol)
     found = liveness(model, tol)
     layers, seen = [], set()
     for name, layer in model.named_modules():
@@ -197,7 +197,7 @@ def measure(model: nn.Module, example_input: Tensor | tuple[Any, ...] | None = N
         seen.update(map(id, weights))
         zero = [w.abs() <= tol for w in weights]
         alive = found.alive[name]
-        macs, nonzero_macs = (None, None) if work is None else work.get(name, (0, 0))
+        macs, nonzero_macs = (None, None) if done is None else done.get(name, (0, 0))
         layers.append(
             LayerSparsity(
                 name=name,
@@ -217,8 +217,8 @@ def measure(model: nn.Module, example_input: Tensor | tuple[Any, ...] | None = N
         parameters=sum(p.numel() for p in parameters),
         nonzero_parameters=sum(_nonzero(p, tol) for p in parameters),
         bytes=sum(t.numel() * t.element_size() for t in (*parameters, *model.buffers())),
-        macs=None if work is None else sum(macs for macs, _ in work.values()),
-        nonzero_macs=None if work is None else sum(rest for _, rest in work.values()),
+        macs=None if done is None else sum(macs for macs, _ in done.values()),
+        nonzero_macs=None if done is None else sum(rest for _, rest in done.values()),
         tol=tol,
         notes=found.notes,
     )
@@ -228,7 +228,7 @@ def _nonzero(t: Tensor, tol: float) -> int:
     return t.numel() - int((t.abs() <= tol).sum())  # what is not a number is not zero
 
 
-def _work(model: nn.Module, example_input: Tensor | tuple[Any, ...], tol: float) -> dict[str, tuple[int, int]]:
+def work(model: nn.Module, example_input: Tensor | tuple[Any, ...], tol: float = 0.0) -> dict[str, tuple[int, int]]:
     """Real multiply-adds of every weighted layer by name, with and without zeros, for one sample."""
     found: dict[str, tuple[int, int]] = {}
     args = example_input if isinstance(example_input, tuple) else (example_input,)
