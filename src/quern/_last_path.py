@@ -8,7 +8,7 @@ looked for, and where there are none, it is put back.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -54,6 +54,23 @@ class LastPath:
         self.held = False
         self._indexed: dict[str, list[int]] | None = None
         self._places: list[tuple[Target, tuple[Any, ...]]] = []
+
+    def follow(self, before: "LastPath", selected: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
+        """Go on with the path that was found ``before`` the network was made smaller, if all of it is still there:
+        ``selected`` has, by name, what became of tensors of the shape of each parameter that changed."""
+        self.held = before.held
+        groups: dict[str, list[int]] = {}
+        for name, numbers in (before.groups or {}).items():
+            groups[name] = numbers
+            if numbers and name in selected:
+                shape = before.targets[name].parameters[0].shape
+                marked = torch.zeros(shape, dtype=torch.bool)
+                marked[(..., *_places(before.targets[name], numbers))] = True
+                left = selected[name](marked)
+                groups[name] = (left[0] if left.dim() > 1 else left).flatten().nonzero().flatten().tolist()
+            if len(groups[name]) < len(numbers):
+                return
+        self.groups = None if before.groups is None else groups
 
     def alive(self) -> bool:
         dead = liveness(self.model).dead

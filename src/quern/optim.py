@@ -16,7 +16,7 @@ optimizer, so one λ means the same for all of them.
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -87,6 +87,11 @@ class _Proximal(torch.optim.Optimizer):
         for group in self.param_groups:
             group["penalty_scale"] = float(factor)
 
+    @property
+    def shrunk(self) -> list[nn.Parameter]:
+        """The parameters that the penalty acts on."""
+        return [p for target in self._targets for p in target.parameters]
+
     def penalty(self) -> Tensor:
         """The penalty's value, at its full strength; not normalised anew for a network that was made smaller."""
         return sum((self._cost(target) * target.value() for target in self._targets), torch.zeros(()))
@@ -135,14 +140,20 @@ class _Proximal(torch.optim.Optimizer):
         """Go on with an earlier ``path`` of the same network."""
         self._path.restore(path)
 
-    def replace_parameters(self, new: dict[int, nn.Parameter], model: nn.Module) -> None:
-        """Shrink the parameters ``new[id(old)]`` in place of the old ones, as strongly as those; ``model`` has them."""
+    def replace_parameters(
+        self,
+        new: dict[int, nn.Parameter],
+        model: nn.Module,
+        selected: Mapping[str, Callable[[Tensor], Tensor]],
+    ) -> None:
+        """Shrink the parameters ``new[id(old)]`` in place of the old ones, as strongly as those; ``model`` has them.
+        ``selected`` has, by name, which numbers of an old one that changed are those of the new one."""
         self._targets = [
             replace(target, parameters=tuple(new.get(id(p), p) for p in target.parameters)) for target in self._targets
         ]
-        held = self._path.held
+        path = self._path
         self._path, self._dead = LastPath(model, self._targets), DeadNeurons(model)
-        self._path.held = held
+        self._path.follow(path, selected)
 
     @contextmanager
     def ahead(self, steps: float) -> Iterator[None]:
@@ -151,24 +162,30 @@ class _Proximal(torch.optim.Optimizer):
         _positive("steps", steps, zero=True)
         group_of = {id(p): group for group in self.param_groups for p in group["params"]}
         found = [target for target in self._targets if self._has_a_pace(target)]
-        rates = [self._rate(group_of[id(target.parameters[0])], target.parameters[0]) for target in found]
-        metrics = [metric for _, metric in rates if metric is not None]
-        kept = [(p, p.detach().clone()) for target in found for p in target.parameters]
+        rates: dict[int, tuple[float, Tensor | None]] = {}
+        for group in self.param_groups:
+            firsts = [t.parameters[0] for t in found if group_of[id(t.parameters[0])] is group]
+            if firsts:
+                pace, metrics = self._rates(group, firsts)
+                rates |= {id(p): (pace, m) for p, m in zip(firsts, metrics or [None] * len(firsts), strict=True)}
+        of_targets = [rates[id(target.parameters[0])] for target in found]
+        metrics = [metric for _, metric in of_targets if metric is not None]
+        parameters = [p.detach() for target in found for p in target.parameters]
+        kept = [p.clone() for p in parameters]
         try:
-            paces = [self._cost(target) * step for target, (step, _) in zip(found, rates, strict=True)]
+            paces = [self._cost(target) * pace for target, (pace, _) in zip(found, of_targets, strict=True)]
             shrink_(found, [steps * pace for pace in paces], metrics or None)
             yield
         finally:
-            with torch.no_grad():
-                for p, value in kept:
-                    p.copy_(value)
+            if parameters:
+                torch._foreach_copy_(parameters, kept)
 
     def _has_a_pace(self, target: Target) -> bool:  # noqa: ARG002
         """Whether it is known how fast the target shrinks."""
         return True
 
-    def _rate(self, group: dict[str, Any], parameter: Tensor) -> tuple[float, Tensor | None]:
-        """The step by which a parameter shrinks, and, if it is not 1, the metric it shrinks in."""
+    def _rates(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> tuple[float, list[Tensor] | None]:
+        """The step by which parameters of a group shrink, and, if it is not 1, the metric that each shrinks in."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -275,8 +292,13 @@ class ProximalAdam(_Proximal):
             state["_pairs"] = [t.parameters for t in state["_targets"] if len(t.parameters) == 2]
         super().__setstate__(state)
 
-    def replace_parameters(self, new: dict[int, nn.Parameter], model: nn.Module) -> None:
-        super().replace_parameters(new, model)
+    def replace_parameters(
+        self,
+        new: dict[int, nn.Parameter],
+        model: nn.Module,
+        selected: Mapping[str, Callable[[Tensor], Tensor]],
+    ) -> None:
+        super().replace_parameters(new, model, selected)
         self._shared = {id(new[p]) if p in new else p for p in self._shared}
         self._pairs = [t.parameters for t in self._targets if len(t.parameters) == 2]
 
@@ -321,8 +343,8 @@ class ProximalAdam(_Proximal):
     def _has_a_pace(self, target: Target) -> bool:
         return all(self.state.get(p) for p in target.parameters)
 
-    def _rate(self, group: dict[str, Any], parameter: Tensor) -> tuple[float, Tensor]:
-        return float(group["lr"]), self._metrics(group, [parameter])[0][0]
+    def _rates(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> tuple[float, list[Tensor]]:
+        return float(group["lr"]), self._metrics(group, parameters)[0]
 
     def _squares(self, parameters: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
         """The squared gradients, summed where they are shared."""
@@ -387,7 +409,7 @@ class ProximalSGD(_Proximal):
         torch._foreach_add_(parameters, directions, alpha=-lr)
         return lr / (1 - momentum), None
 
-    def _rate(self, group: dict[str, Any], parameter: Tensor) -> tuple[float, None]:  # noqa: ARG002
+    def _rates(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> tuple[float, None]:  # noqa: ARG002
         return float(group["lr"]) / (1 - group["momentum"]), None
 
 

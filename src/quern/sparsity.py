@@ -21,7 +21,7 @@ from quern.nn._conv import _QConvolution
 from quern.nn._recurrent import _QRecurrent
 from quern.records import LayerSparsity, Sparsity
 
-__all__ = ["LayerSparsity", "Sparsity", "measure"]
+__all__ = ["LayerSparsity", "Sparsity", "measure", "work"]
 
 
 @torch.no_grad()
@@ -33,7 +33,7 @@ def measure(model: nn.Module, example_input: Tensor | tuple[Any, ...] | None = N
     """
     if not (tol >= 0 and math.isfinite(tol)):
         raise ValueError(f"tol is {tol}, but it must be a finite number that is not negative.")
-    work = None if example_input is None else _work(model, example_input, tol)
+    done = None if example_input is None else work(model, example_input, tol)
     found = liveness(model, tol)
     layers, seen = [], set()
     for name, layer in model.named_modules():
@@ -45,7 +45,7 @@ def measure(model: nn.Module, example_input: Tensor | tuple[Any, ...] | None = N
         # Squares of tiny numbers are zero even in float64: for tol = 0 the components say it.
         gone = [z.all(0) & (w.double().norm(dim=0) <= tol) for z, w in zip(zero, weights, strict=True)]
         alive = found.alive[name]
-        macs, nonzero_macs = (None, None) if work is None else work.get(name, (0, 0))
+        macs, nonzero_macs = (None, None) if done is None else done.get(name, (0, 0))
         layers.append(
             LayerSparsity(
                 name=name,
@@ -65,8 +65,8 @@ def measure(model: nn.Module, example_input: Tensor | tuple[Any, ...] | None = N
         parameters=sum(p.numel() for p in parameters),
         nonzero_parameters=sum(_nonzero(p, tol) for p in parameters),
         bytes=sum(t.numel() * t.element_size() for t in (*parameters, *model.buffers())),
-        macs=None if work is None else sum(macs for macs, _ in work.values()),
-        nonzero_macs=None if work is None else sum(rest for _, rest in work.values()),
+        macs=None if done is None else sum(macs for macs, _ in done.values()),
+        nonzero_macs=None if done is None else sum(rest for _, rest in done.values()),
         tol=tol,
         notes=found.notes,
     )
@@ -76,7 +76,7 @@ def _nonzero(t: Tensor, tol: float) -> int:
     return t.numel() - int((t.abs() <= tol).sum())  # what is not a number is not zero
 
 
-def _work(model: nn.Module, example_input: Tensor | tuple[Any, ...], tol: float) -> dict[str, tuple[int, int]]:
+def work(model: nn.Module, example_input: Tensor | tuple[Any, ...], tol: float = 0.0) -> dict[str, tuple[int, int]]:
     """Real multiply-adds of every weighted layer by name, with and without zeros, for one sample."""
     found: dict[str, tuple[int, int]] = {}
     args = example_input if isinstance(example_input, tuple) else (example_input,)

@@ -8,14 +8,16 @@ does what it can for that not to hurt.
 
 How much a neuron saves depends on its layer. Its part of the penalty is weighed by that: by how much the network
 shrinks without it, in the budget's own unit, found by leaving one out.
+
+All this asks many times how large the network would be, which :func:`quern.compact.census` counts. Nothing is removed,
+and no budget taken to be met, without a plan that says the same; once one does not, plans take the place of counts.
 """
 
 import copy
 import math
-import tempfile
+import operator
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import torch
@@ -23,14 +25,14 @@ from torch import Tensor, nn
 
 from quern import io
 from quern import nn as qnn
-from quern.compact import Plan, compact, plan
+from quern.compact import Plan, census, compact, plan
 from quern.errors import TrainingError
 from quern.nn import batch_norms
 from quern.nn._conv import _QConvolution
 from quern.nn._norm import _QBatchNorm
 from quern.penalties import Penalty
 from quern.schema import Between, Count, Positive, Share, check
-from quern.sparsity import measure
+from quern.sparsity import measure, work
 from quern.train import MILESTONES, Grinding
 
 __all__ = ["Budget", "Size", "Steering", "check_possible"]
@@ -62,6 +64,7 @@ class _Memory(TypedDict):
     dense: Size
     macs_ratio: Positive | None
     trials: list[_Tried]
+    counted: bool
     steps: NotRequired[Annotated[float, Between(1e-13, 1e13)]]
 
 
@@ -149,21 +152,28 @@ class Steering:
     ) -> None:
         self.budget, self.example, self.by_cost, self.images = budget, example, by_cost, images
         self.speedup, self.trial, self.dense_accuracy = speedup, trial, dense_accuracy
+        self._counter: _Counter | None = None
 
     def remove(self, now: Grinding) -> Plan | None:
         """What stands between the network and this milestone: the weakest neurons by the penalty's own measure."""
-        found = self.size(now.model)
-        if found is None:
-            return None
         if now.memory:
             self._check(now.memory)
-        else:
-            now.memory.update(dense=asdict(found), macs_ratio=self.budget.min_speedup, trials=[])
-        steps = self._steps(now, self._goal(now.memory, now.milestone))
-        if steps == 0:
+        elif (found := self.size(now.model)) is None:
             return None
-        with now.optimizer.ahead(steps):
-            return plan(now.model, self.example)
+        else:
+            counted = self._count(now.model)
+            agree = counted is not None and replace(counted, macs=found.macs) == found
+            now.memory.update(dense=asdict(found), macs_ratio=self.budget.min_speedup, trials=[], counted=agree)
+        while True:
+            steps = self._steps(now, self._goal(now.memory, now.milestone))
+            if steps == 0:
+                return None
+            with now.optimizer.ahead(steps):
+                wanted, found = self._size(now), plan(now.model, self.example)
+            same = wanted is not None and (wanted.neurons, wanted.parameters) == (found.neurons[1], found.parameters[1])
+            if not now.memory["counted"] or (same and not found.dead):
+                return found
+            now.memory["counted"] = False
 
     def _check(self, memory: dict[str, Any]) -> None:
         """Memories come from a file where a training goes on."""
@@ -178,7 +188,7 @@ class Steering:
 
     def strength(self, now: Grinding) -> float | None:
         """The λ that would lead to the next milestone; 0 for a network that died, which comes back without it."""
-        if not now.memory or self.size(now.model) is None:
+        if not now.memory or self._size(now) is None:
             return 0.0
         if self._reached(now):
             return None
@@ -190,12 +200,15 @@ class Steering:
         return self._excess(memory, Size(**memory["dense"])) ** max(0.0, 1 - milestone / (MILESTONES - 1))
 
     def _reached(self, now: Grinding) -> bool:
-        memory, found = now.memory, self.size(now.model)
+        memory, found = now.memory, self._size(now)
         if found is None:
             return False
         if not self.budget.of_size:
             return now.milestone > 0 and now.milestone % 2 == 0 and self._tried(now, found)
         if self._excess(memory, found) > 1:
+            return False
+        if memory["counted"] and ((found := self.size(now.model)) is None or self._excess(memory, found) > 1):
+            memory["counted"] = False
             return False
         if self.budget.min_speedup is None:
             return True
@@ -226,11 +239,17 @@ class Steering:
         if small is not None and self.budget.min_speedup is not None:
             macs = measure(small, self.example).macs or 0
         if small is not None and self.budget.max_bytes is not None:
-            with tempfile.TemporaryDirectory(prefix="quern-") as folder:
-                path = Path(folder) / "model.safetensors"
-                io.save(small, path, metrics={"test_accuracy": 2 / 3, "val_accuracy": 2 / 3}, images=self.images)
-                stored = path.stat().st_size
+            stored = _stored(small, self.images).bytes()
         return Size(found.neurons[1], found.parameters[1], stored, macs)
+
+    def _size(self, now: Grinding) -> Size | None:
+        """The same, counted as long as counts and plans agree."""
+        return self._count(now.model) if now.memory["counted"] else self.size(now.model)
+
+    def _count(self, model: nn.Module) -> Size | None:
+        if self._counter is None or not self._counter.fits(model):
+            self._counter = _Counter(model, self.example, self.budget, self.images, self._counter)
+        return self._counter.size()
 
     def _excess(self, memory: dict[str, Any], found: Size) -> float:
         """How many times larger than it may be."""
@@ -252,10 +271,15 @@ class Steering:
         """The fewest steps at full strength by which the penalty alone would reach ``goal``, within 0.3 %. Where it
         cannot without killing the whole network, the most that leave it alive."""
 
+        known: dict[bytes, float | None] = {}  # by which weights are zero
+
         def excess(steps: float) -> float | None:
             with now.optimizer.ahead(steps):
-                found = self.size(now.model)
-            return None if found is None else self._excess(now.memory, found)
+                zeros = b"".join((p.detach() == 0).cpu().numpy().tobytes() for p in now.optimizer.shrunk)
+                if zeros not in known:
+                    found = self._size(now)
+                    known[zeros] = None if found is None else self._excess(now.memory, found)
+            return known[zeros]
 
         def too_few(steps: float) -> bool:
             found = excess(steps)
@@ -277,7 +301,7 @@ class Steering:
     def _costs(self, now: Grinding) -> dict[str, float]:
         """What the weakest neuron of every batch normalisation takes, relative to the mean over all neurons. The last
         one of its layer is not to be had: without it the network may be dead."""
-        found = self.size(now.model)
+        found = self._size(now)
         assert found is not None
         here = self._excess(now.memory, found)
         saved, count, kept_alive = {}, {}, {}
@@ -293,7 +317,7 @@ class Steering:
             kept = [(p, p.clone()) for p in (norm.weight, norm.bias) if p is not None]
             for p, _ in kept:
                 p[..., weakest] = 0
-            less = self.size(now.model)
+            less = self._size(now)
             for p, value in kept:
                 p.copy_(value)
             if less is not None:
@@ -301,3 +325,49 @@ class Steering:
                 count[key] = int(norm.weight.count_nonzero())
         mean = sum(saved[k] * count[k] for k in saved) / max(1, sum(count.values()))
         return {key: max(cost / mean, 0.01) if mean > 0 else 1.0 for key, cost in saved.items()} | kept_alive
+
+
+def _stored(model: nn.Module, images: dict[str, Any] | None, before: io.Stored | None = None) -> io.Stored:
+    """The file that a training writes of its network: accuracies such as 2/3 take more digits than most."""
+    return io.Stored(model, metrics={"test_accuracy": 2 / 3, "val_accuracy": 2 / 3}, images=images, before=before)
+
+
+class _Counter:
+    """The size of a network without what died, counted: in milliseconds, as often as weights become zero."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Tensor,
+        budget: Budget,
+        images: dict[str, Any] | None,
+        before: "_Counter | None",
+    ) -> None:
+        self._parameters = list(model.parameters())
+        self._census = census(model, example[:1])
+        self._stored = None
+        if budget.max_bytes is not None:
+            self._stored = _stored(model, images, before and before._stored)
+        self._macs: dict[str, int] = {}
+        if budget.min_speedup is not None:
+            self._macs = {name: macs for name, (macs, _) in work(model, example).items()}
+        self._weights: dict[str, int] = {}
+        for name, layer in model.named_modules():
+            weights = (p for key, p in layer.named_parameters(recurse=False) if key in ("weight", "constant"))
+            self._weights[name] = sum(p.numel() for p in weights)
+
+    def fits(self, model: nn.Module) -> bool:
+        """Whether this is still the network that was read: compaction gives it other parameters."""
+        own = list(model.parameters())
+        return len(own) == len(self._parameters) and all(map(operator.is_, own, self._parameters))
+
+    def size(self) -> Size | None:
+        """None if the network is dead, or if there is no count of it."""
+        found = None if self._census is None else self._census.count()
+        if self._census is None or found is None:
+            return None
+        stored = 0 if self._stored is None else self._stored.bytes(self._census.plan())
+        # A layer's multiply-adds are in proportion to its weights; one that is never narrowed keeps them.
+        now, left = self._weights, self._weights | found.weights
+        macs = sum(macs * left[name] // now[name] for name, macs in self._macs.items())
+        return Size(found.neurons, found.parameters, stored, macs)

@@ -6,9 +6,10 @@ writes it. The header says where each tensor lies; quern's own JSON is a text in
 """
 
 import hashlib
+import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedIOBase
 from typing import Any
@@ -30,22 +31,22 @@ __all__ = [
     "read_head",
     "read_tensors",
 ]
-__all__ += ["sealed", "spread"]
+__all__ += ["sealed", "sealed_size", "spread"]
 
 HEADER_BYTES = 8 << 20
 CHANNELS = 1 << 20  # in all the plans of a file
 _AXES = 32
 
-TYPES = {
+TYPES = {  # as safetensors puts them into a file: the widest first
+    "I64": torch.int64,
     "F64": torch.float64,
     "F32": torch.float32,
-    "F16": torch.float16,
+    "I32": torch.int32,
     "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I16": torch.int16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
@@ -172,6 +173,20 @@ def sealed(content: bytes) -> tuple[bytes, memoryview]:
     digest = hashlib.sha256(head)
     digest.update(rest)
     return head.replace(_mark("0" * 64), _mark(digest.hexdigest()), 1), rest
+
+
+def sealed_size(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], text: str) -> int:
+    """How many bytes a file of these types and shapes has, with ``text`` (ASCII) as quern's part of its header."""
+    kinds = {dtype: (rank, name) for rank, (name, dtype) in enumerate(TYPES.items())}
+    place, entries = 0, [f'"__metadata__":{{{_mark("0" * 64).decode()},"quern":{json.dumps(text)}}}']
+    for name in sorted(tensors, key=lambda name: (kinds[tensors[name][0]][0], name)):
+        dtype, shape = tensors[name]
+        end = place + math.prod(shape) * dtype.itemsize
+        said = f'"dtype":"{kinds[dtype][1]}","shape":[{",".join(map(str, shape))}],"data_offsets":[{place},{end}]'
+        entries.append(f"{json.dumps(name, ensure_ascii=False)}:{{{said}}}")
+        place = end
+    length = len(f"{{{','.join(entries)}}}".encode())
+    return 8 + length + -length % 8 + place
 
 
 def _mark(sha256: str) -> bytes:

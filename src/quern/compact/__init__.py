@@ -25,6 +25,7 @@ from torch.fx.node import map_aggregate
 from quern import nn as qnn
 from quern.algebra import UNITS
 from quern.compact import _narrow
+from quern.compact._census import Census, Counted
 from quern.compact._facts import Record, Value
 from quern.compact._plan import DEAD, Kept, LayerPlan, Plan
 from quern.compact._rules import read
@@ -34,7 +35,7 @@ from quern.nn._norm import _QBatchNorm
 from quern.nn._recurrent import _QRecurrent
 from quern.origin import Origin, origin, set_origin
 
-__all__ = ["Kept", "LayerPlan", "Plan", "compact", "compact_", "is_dead", "plan"]
+__all__ = ["Census", "Counted", "Kept", "LayerPlan", "Plan", "census", "compact", "compact_", "is_dead", "plan"]
 
 NOT_FINITE = "what the network gives for the example is not finite everywhere, so look for NaN or inf in its weights"
 
@@ -116,6 +117,26 @@ def is_dead(model: nn.Module, example_input: Example) -> bool:
     return _dead(outputs)
 
 
+@torch.inference_mode(False)
+@torch.no_grad()
+def census(model: nn.Module, example_input: Example) -> Census | None:
+    """What :func:`plan` would leave of ``model``, to be counted again and again while its weights change and its shapes
+    do not. None where there is no such count: the network cannot be read, or does what only a plan can follow."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        inputs = _mapped(_inputs(model, example_input), Tensor.clone)
+        facts, outputs, _ = read(model, inputs, False, _largest(model))
+    except CompactionError:
+        return None
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    found = Census(facts, outputs, _counts(model), _layer_plan)
+    return found if found.repeatable else None
+
+
 def warn_dead() -> None:
     """Say that the network at hand is dead, to whoever called the function that calls this."""
     warnings.warn(f"{DEAD}; train it with a weaker penalty, or remove less.", DeadNetworkWarning, stacklevel=3)
@@ -179,10 +200,17 @@ def _apply(
 def _write_down(model: nn.Module, found: Plan) -> None:
     """Files keep the structure alone; the numbers are in their tensors."""
     source = origin(model)
-    steps, found = list(source.steps), found.structure()
-    if steps and "compact" in steps[-1]:
-        found = Plan.from_dict(steps.pop()["compact"]).then(found)
+    steps, before = last_plan(source)
+    found = found.structure() if before is None else before.then(found.structure())
     set_origin(model, Origin(source.builder, source.arguments, (*steps, {"compact": found.to_dict()})))
+
+
+def last_plan(source: Origin) -> tuple[tuple[dict[str, Any], ...], Plan | None]:
+    """The steps done to a network, and the plan that was the last of them, if it was one: the next is joined to it."""
+    steps = source.steps
+    if steps and "compact" in steps[-1]:
+        return steps[:-1], Plan.from_dict(steps[-1]["compact"])
+    return steps, None
 
 
 def _tensors(result: Any) -> list[Tensor]:
@@ -378,7 +406,8 @@ def _narrow_optimizer(
     for name, entry in state.items():
         optimizer.state[new[name]] = entry
     if hasattr(optimizer, "replace_parameters"):
-        optimizer.replace_parameters({id(p): new[name] for name, p in old.items()}, model)  # pyright: ignore
+        renamed = {id(p): new[name] for name, p in old.items()}
+        optimizer.replace_parameters(renamed, model, selected)  # pyright: ignore
 
 
 def _check_state(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]) -> None:

@@ -8,11 +8,46 @@ joins values, such as an addition, ties the ids of corresponding units, because 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quern.errors import CompactionError
+
+Again = Callable[[Tensor], Tensor]  # what an operation does to constants (units, parts)
+
+
+def _the_same(constant: Tensor) -> Tensor:
+    return constant
+
+
+def of_layer(layer: nn.Module, value: "Value", parts: int | None = None, space: Sequence[int] = ()) -> Again:
+    """What ``layer`` does, in eval mode, to the constants of ``value``, the last axes of which get the sizes ``space``.
+    It gives units of ``parts``, by default of as many as it takes."""
+    axis, dims = value.axis, value.dims
+
+    def again(constant: Tensor) -> Tensor:
+        sizes = [1] * (dims - len(space)) + list(space)
+        sizes[axis] = constant.numel()
+        row = constant.T.reshape([-1 if n == axis else 1 for n in range(dims)])
+        example = next((p for p in layer.parameters()), row)
+        modes = [(module, module.training) for module in layer.modules()]
+        try:
+            for module, _ in modes:
+                module.training = False
+            out = layer(row.expand(sizes).to(example).clone())  # which may change it in place
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        return out.detach().movedim(axis, 0).flatten(1)[:, 0].cpu().view(parts or value.parts, -1).T
+
+    return again
+
+
+def _shift(layer: Any, parts: int, units: int) -> Tensor:
+    """What a layer gives ``(units, parts)`` where its weights have no effect."""
+    return torch.zeros(units, parts) if layer.bias is None else layer.bias.detach().cpu().reshape(parts, units).T
 
 
 @dataclass(eq=False)
@@ -22,7 +57,8 @@ class Value:
     A unit that is not ``live`` has the same value for every input and at every position, ``constant (units, parts)``.
     A live one that is not ``heard`` differs from place to place, or with the size, but not with what the input is.
     ``needed`` units have to arrive with the value they had; others may be anything, or missing. ``ids`` is None where
-    the units are not followed: nothing of such a value is ever removed.
+    the units are not followed: nothing of such a value is ever removed. Where that is known, ``full`` says that all
+    units are live and heard, and ``quiet`` that all the others are zero.
     """
 
     ids: Tensor | None = None
@@ -33,6 +69,8 @@ class Value:
     heard: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
     constant: Tensor = field(default_factory=lambda: torch.empty(0, 1))
     needed: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
+    full: bool = False
+    quiet: bool = False
 
     @property
     def followed(self) -> bool:
@@ -103,6 +141,9 @@ class Facts:
         self._parent: list[int] = []
         self._pinned: set[int] = set()
         self.backward: list[Callable[[], None]] = []
+        self.forward: list[Callable[[], None]] = []  # by which values are found again when weights have changed
+        self._repeatable = True
+        self._places: _Places | None = None
         self.records: dict[nn.Module, Record] = {}
         self.notes: list[str] = []
         self.values: list[Value] = []
@@ -176,6 +217,7 @@ class Facts:
             return value
         size, rest = divmod(tensor.shape[axis], parts)
         assert not rest
+        self._repeatable &= not value.followed
         self.whole(value)
         ids = self.fresh(size)
         self.pin(ids)
@@ -204,11 +246,13 @@ class Facts:
         live: Tensor | None = None,
         heard: Tensor | None = None,
         spread: int = 1,
+        again: Again | None = _the_same,
     ) -> Value:
         """An operation that keeps units apart, and changes only what is said here. ``spread`` makes so many units in a
-        row out of each, which stand or fall together."""
+        row out of each, which stand or fall together. ``again`` is what it does to constants; None if nobody knows."""
         if value.ids is None:
             return Value()
+        self._repeatable &= live is None and heard is None and again is not None
         parts, axis = parts or value.parts, value.axis if axis is None else axis
         live, heard, ids = (
             units.repeat_interleave(spread)
@@ -219,6 +263,22 @@ class Facts:
             )
         )
         out = self.value(tensor, ids, axis, parts, live, name, heard)
+
+        zero = None  # what becomes of constants that are zero
+
+        def forward() -> None:
+            nonlocal zero
+            units = value.live, value.heard, value.constant
+            if spread > 1:
+                units = tuple(u.repeat_interleave(spread, 0) for u in units)
+            out.live, out.heard, constant = units
+            out.full = value.full
+            if not value.full and again is not None:
+                if value.quiet and zero is None:
+                    zero = again(torch.zeros_like(constant))
+                self._renew(out, zero if value.quiet and zero is not None else again(constant))
+
+        self.forward.append(forward)
         self.backward.append(lambda: value.need(out.needed.view(-1, spread).any(1)))
         return out
 
@@ -242,67 +302,162 @@ class Facts:
         layer: nn.Module,
         value: Value,
         tensor: Tensor,
-        edges: Tensor,
+        edges_of: Callable[[], Tensor],
         *,
         axis: int,
         parts: int,
         absorbs: bool,
         uneven: bool = False,
     ) -> Value:
-        """A layer with ``edges (outputs, inputs)``. ``uneven`` if constant inputs make an output that differs from
-        place to place (zero padding)."""
+        """A layer with ``edges_of()`` ``(outputs, inputs)``. ``uneven`` if constant inputs make an output that differs
+        from place to place (zero padding)."""
         assert value.ids is not None
+        weight = layer.get_parameter("weight")
+        edges, version = edges_of(), weight._version
         record = self.record(name, layer, value.ids, edges.shape[0])
         record.edges, record.absorbs = edges, absorbs
         record.calls.append(value)
         assert record.outputs is not None
-        moving = value.live | value.pushing if uneven else value.live
-        own = getattr(layer, "constant", None)
-        live = (edges & moving).any(1)
-        if own is not None:
-            live |= (own.detach().cpu() != 0).flatten(2).any(2).any(0)
-        out = self.value(tensor, record.outputs, axis, parts, live, name, (edges & value.heard).any(1))
+
+        def reached() -> tuple[Tensor, Tensor]:
+            """Which outputs are live, and which are heard."""
+            moving = value.live | value.pushing if uneven else value.live
+            own = getattr(layer, "constant", None)
+            live = (edges & moving).any(1)
+            if own is not None:
+                live |= (own.detach().cpu() != 0).flatten(2).any(2).any(0)
+            return live, (edges & value.heard).any(1)
+
+        live, heard = reached()
+        out = self.value(tensor, record.outputs, axis, parts, live, name, heard)
+        # Where a constant does not differ from place to place, so much of it gives the first output.
+        some = edges.any(1)
+        full = bool(some.all())
+        sizes = (getattr(layer, "kernel_size", ()), getattr(layer, "dilation", ()))
+        again = of_layer(layer, value, parts, [1 + (k - 1) * d for k, d in zip(*sizes, strict=True)])
+
+        def forward() -> None:
+            nonlocal edges, version, some, full
+            if weight._version != version:
+                edges, version = edges_of(), weight._version
+                some = edges.any(1)
+                full = bool(some.all())
+            record.edges, record.rows = edges, None
+            out.live, out.heard = (some, some) if value.full else reached()
+            out.full = full and value.full
+            if not out.full:
+                # Outputs that are not live look at no live input, nor, where these are uneven, at any but zero.
+                still = value.constant.masked_fill(value.live.unsqueeze(1), 0)
+                constant = _shift(layer, parts, len(some)) if uneven or value.quiet or value.full else again(still)
+                self._renew(out, constant)
 
         def back() -> None:
             record.rows = out.needed | record.rows if record.rows is not None else out.needed.clone()
             value.need((edges & out.needed.unsqueeze(1)).any(0) & ~record.fixed())
 
+        self.forward.append(forward)
         self.backward.append(back)
         return out
 
-    def scaled(self, name: str, layer: nn.Module, value: Value, tensor: Tensor, scale: Tensor) -> Value:
-        """A normalisation with its own numbers for each unit; where ``scale`` is False the input does not matter."""
+    def scaled(
+        self, name: str, layer: nn.Module, value: Value, tensor: Tensor, scale_of: Callable[[], Tensor]
+    ) -> Value:
+        """A normalisation with its own numbers for each unit; where ``scale_of()`` is False the input does not
+        matter."""
         assert value.ids is not None
         self.record(name, layer, value.ids, None)
+        scale, again = scale_of(), of_layer(layer, value)
         out = self.value(tensor, value.ids, value.axis, value.parts, value.live & scale, name, value.heard)
+
+        def forward() -> None:
+            nonlocal scale
+            scale = scale_of()
+            out.live, out.heard = value.live & scale, value.heard & scale
+            out.full = value.full and bool(scale.all())
+            if not out.full:
+                if value.full or not (scale & ~value.live).any():
+                    self._renew(out, _shift(layer, value.parts, len(scale)))
+                else:
+                    self._renew(out, again(value.constant.masked_fill(value.live.unsqueeze(1), 0)))
+
+        self.forward.append(forward)
         self.backward.append(lambda: value.need(out.needed & scale))
         return out
 
-    def joined(self, name: str, values: Sequence[Value], tensor: Tensor, vanishes: bool) -> Value:
+    def joined(
+        self,
+        name: str,
+        values: Sequence[Value],
+        tensor: Tensor,
+        vanishes: bool,
+        again: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> Value:
         """An operation on corresponding units of ``values`` that have equal axes from the right; ``vanishes`` if a zero
-        on one side makes it zero (a product). Values that are not followed are spread over the units."""
+        on one side makes it zero (a product). Values that are not followed are spread over the units. ``again`` is what
+        it does to constants; None if nobody knows."""
         known = [v for v in values if v.ids is not None]
         first = known[0]
         assert first.ids is not None
-        live = torch.full((len(first.ids),), len(known) < len(values))
-        heard = live.clone()
         for v in known:
             assert v.ids is not None
             self.tie(first.ids, v.ids)
-            live |= v.live
-            heard |= v.heard
-        if vanishes:
+        self._repeatable &= again is not None and len(values) == 2
+
+        def reached() -> tuple[Tensor, Tensor]:
+            live = torch.full((len(first.live),), len(known) < len(values))
+            heard = live.clone()
             for v in known:
-                live &= v.live | v.pushing
+                live |= v.live
+                heard |= v.heard
+            if vanishes:
+                for v in known:
+                    live &= v.live | v.pushing
+            return live, heard
+
+        live, heard = reached()
         axis = tensor.dim() - (first.dims - first.axis)
         out = self.value(tensor, first.ids, axis, first.parts, live, name, heard)
+
+        def forward() -> None:
+            if all(v.full for v in values):
+                out.live, out.heard, out.full = first.live, first.heard, True
+                return
+            live, heard = reached()
+            out.live, out.heard, out.full = live, heard & live, False
+            if again is not None and len(known) == 2:
+                self._renew(out, again(first.constant, known[1].constant))
 
         def back() -> None:
             for v in known:
                 v.need(out.needed)
 
+        self.forward.append(forward)
         self.backward.append(back)
         return out
+
+    # ----------------------------------------------------------------------------------------------- again
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether :meth:`again` can find every value from the weights as they are then, without running the network."""
+        return self._repeatable and len(self.forward) == len(self.values)
+
+    def again(self, outputs: Sequence[Value]) -> None:
+        """Find all values again, after weights have changed; then they can be settled again."""
+        for value in self.values:
+            value.needed.zero_()
+        for forward in self.forward:
+            forward()
+        for value in outputs:
+            value.need_all()
+
+    def _renew(self, out: Value, constant: Tensor) -> None:
+        """The units of ``out`` that are not live are ``constant``."""
+        out.constant, out.quiet = constant, not constant.any()
+        if not out.quiet:
+            if not float(constant.abs().max()) <= self.largest_constant < math.inf:  # False for what is no number
+                out.live = out.live | (~constant.isfinite() | (constant.abs() > self.largest_constant)).any(1)
+            out.quiet = not out.pushing.any()
 
     # ---------------------------------------------------------------------------------------------- result
 
@@ -315,23 +470,57 @@ class Facts:
         for back in reversed(self.backward):
             back()
         kept = torch.zeros(len(self._parent), dtype=torch.bool)
-        roots = self.roots(torch.arange(len(self._parent)))
-        for value in self.values:
-            if value.ids is not None:
-                kept[roots[value.ids[value.needed]]] = True
-        kept[roots[torch.tensor(sorted(self._pinned), dtype=torch.long)]] = True
+        if self._places is None:
+            self._places = self._placed()
+        places = self._places
+        if self.values:
+            kept[places.of_values[torch.cat([value.needed for value in self.values])]] = True
+        kept[places.pinned] = True
         changed = True
         while changed:
             before = int(kept.sum())
-            for record in self.records.values():
-                for ids in (record.inputs, record.outputs):
-                    if ids is not None and len(ids) and not kept[roots[ids]].any():
-                        kept[roots[ids[0]]] = True
-                groups = getattr(record.layer, "groups", 1)
-                if groups > 1 and record.inputs is not None and record.outputs is not None:
-                    _even_out(kept, roots[record.inputs].view(groups, -1), roots[record.outputs].view(groups, -1))
+            counts = torch.zeros(len(places.firsts)).index_add_(0, places.sides, kept[places.units].float())
+            kept[places.firsts[counts == 0]] = True
+            for inputs, outputs in places.grouped:
+                _even_out(kept, inputs, outputs)
             changed = int(kept.sum()) > before
-        return kept[roots]
+        return kept[places.roots]
+
+    def _placed(self) -> "_Places":
+        roots = self.roots(torch.arange(len(self._parent)))
+        records = self.records.values()
+        sides = [
+            roots[ids] for record in records for ids in (record.inputs, record.outputs) if ids is not None and len(ids)
+        ]
+        grouped, nothing = [], torch.empty(0, dtype=torch.long)
+        for record in records:
+            groups = getattr(record.layer, "groups", 1)
+            if groups > 1 and record.inputs is not None and record.outputs is not None:
+                grouped.append(tuple(roots[ids].view(groups, -1) for ids in (record.inputs, record.outputs)))
+        return _Places(
+            roots,
+            roots[torch.cat([nothing, *(v.ids for v in self.values if v.ids is not None)])],
+            roots[torch.tensor(sorted(self._pinned), dtype=torch.long)],
+            torch.cat([nothing, *sides]),
+            torch.tensor([n for n, ids in enumerate(sides) for _ in ids], dtype=torch.long),
+            torch.tensor([int(ids[0]) for ids in sides], dtype=torch.long),
+            grouped,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Places:
+    """Ids as those of what they are tied to: of every unit, of the units of all values in turn, of those that are
+    pinned, of the ``units`` on both sides of all layers in turn, with the number of the side they are on and the first
+    unit of each side, and of both sides of grouped convolutions, by group."""
+
+    roots: Tensor
+    of_values: Tensor
+    pinned: Tensor
+    units: Tensor
+    sides: Tensor
+    firsts: Tensor
+    grouped: list[tuple[Tensor, Tensor]]
 
 
 def _even_out(kept: Tensor, inputs: Tensor, outputs: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from quern.graph import (
 )
 
 _APART_IN_PLACE = {torch.relu_, torch.tanh_, torch.sigmoid_, "relu_", "tanh_", "sigmoid_"}
+_SUMS = {operator.add, operator.iadd, torch.add, "add", "add_"}
 _PRODUCTS = {operator.mul, operator.imul, torch.mul, "mul", "mul_"}
 _VIEWS = {"view", "reshape", torch.reshape}
 _AVERAGE_FUNCTIONS = {TF.avg_pool1d, TF.avg_pool2d, TF.avg_pool3d}
@@ -116,7 +117,8 @@ class FunctionRules:
             known, given = (
                 [option(side, n, name, None) for n, name in enumerate(("input", "other"))] for side in (facts, given)
             )
-            return self._join(said, target in _PRODUCTS, known, given, out, varies=bool(numbers))
+            adds = torch.add if target in _SUMS else None
+            return self._join(said, target in _PRODUCTS, known, given, out, varies=bool(numbers), again=adds)
         if target is F.cat or target is torch.cat:
             return self.whole(values, out) if numbers else self._cat(said, target is F.cat, facts, given, out)
         if len(values) > 1 or not isinstance(out, Tensor):
@@ -126,7 +128,12 @@ class FunctionRules:
             return self.opaque(said, values, out)
         if target in APART_FUNCTIONS or target in APART_METHODS or target in _APART_IN_PLACE:
             live = torch.ones_like(value.live) if numbers else None  # the slope of an activation, say
-            return self.facts.through(said, value, out, live=live, heard=live)
+
+            def again(constant: Tensor) -> Tensor:
+                call = getattr(Tensor, target) if isinstance(target, str) else target
+                return call(constant.clone(), *args[1:], **{k: v for k, v in kwargs.items() if v is not x})
+
+            return self.facts.through(said, value, out, live=live, heard=live, again=again)
         if target in POOL_FUNCTIONS or target is TF.interpolate:  # a constant is one at every size
             return self.pool(said, value, out, POOL_FUNCTIONS.get(target, (1, 2, 3)), target in _AVERAGE_FUNCTIONS)
         if target is operator.getitem:  # and wherever it is looked at
@@ -172,7 +179,15 @@ class FunctionRules:
         return axes[dim] if asked == "size" and not numbers else unknown(out, Number(own))
 
     def _join(
-        self, said: str, product: bool, facts: Sequence[Any], given: Sequence[Any], out: Tensor, *, varies: bool
+        self,
+        said: str,
+        product: bool,
+        facts: Sequence[Any],
+        given: Sequence[Any],
+        out: Tensor,
+        *,
+        varies: bool,
+        again: Callable[[Tensor, Tensor], Tensor] | None,
     ) -> Value:
         """An addition or product of two tensors, or of a tensor and a number; ``varies`` if a number that is no
         constant takes part."""
@@ -181,7 +196,7 @@ class FunctionRules:
         if not known:
             return Value()
         if len(pairs) == 1 and not varies:
-            return self.facts.through(said, known[0][0], out)
+            return self.facts.through(said, known[0][0], out, again=None)
         first = known[0][0]
         assert first.ids is not None
         from_right = first.dims - first.axis
@@ -197,7 +212,8 @@ class FunctionRules:
         if any(t.dim() >= from_right and t.shape[-from_right] != 1 for t in others):
             self.facts.whole(*alike)  # a tensor that cannot be narrowed has a channel for each
         # What is not followed may differ from place to place, and a number from call to call.
-        return self.facts.joined(said, [*alike, *(Value() for _ in range(len(others) + varies))], out, product)
+        unknown = [Value() for _ in range(len(others) + varies)]
+        return self.facts.joined(said, [*alike, *unknown], out, product, again)
 
     def _cat(self, said: str, quaternion: bool, facts: Any, given: Any, out: Tensor) -> Any:
         values, tensors = option(facts, 0, "tensors", ()), option(given, 0, "tensors", ())
@@ -231,7 +247,7 @@ class FunctionRules:
             return value
         if value.parts != 4 or value.axis != dim % x.dim():
             return self.whole([value], out)
-        return self.facts.through(said, value, out, parts=1)
+        return self.facts.through(said, value, out, parts=1, again=lambda q: q.norm(dim=1, keepdim=True))
 
     def flatten(self, said: str, value: Value, x: Tensor, out: Tensor, start: int, end: int) -> Value:
         start, end = start % x.dim(), end % x.dim()

@@ -1,5 +1,6 @@
 """Layers made smaller: which numbers of every parameter stay, and what becomes of constant inputs."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from quern.nn._norm import _QBatchNorm
 from quern.nn._recurrent import _QRecurrent
 
 Select = Callable[[Tensor], Tensor]
+Shape = tuple[int, ...]
 _REAL_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _NORMS = (_QBatchNorm, qnn.QWhiteningBatchNorm2d, *_REAL_NORMS)
 _ACTIVATIONS = (qnn.QModReLU, nn.PReLU)
@@ -48,6 +50,43 @@ def sizes(layer: Any) -> tuple[int | None, int | None]:
     if isinstance(layer, qnn.QMultiheadAttention):
         return None, layer.num_heads
     raise CompactionError(f"{type(layer).__name__} is no layer that can be made smaller.")
+
+
+def shapes(layer: Any, ins: int | None, outs: int | None, constants: bool) -> dict[str, Shape] | None:
+    """The tensors of a layer when so many of its inputs and outputs are left, with those that it gets where it takes
+    in ``constants``. None for kinds of layers where these numbers do not tell."""
+    if isinstance(layer, (*_NORMS, *_ACTIVATIONS)):
+        names = ("weight", "bias", "running_mean", "running_var", "running_cov")
+        tensors = {name: getattr(layer, name, None) for name in names}
+        found = {name: (*t.shape[:-1], ins or 0) for name, t in tensors.items() if isinstance(t, Tensor)}
+    elif isinstance(layer, _WEIGHTED) and getattr(layer, "groups", 1) == 1:
+        assert ins is not None
+        assert outs is not None
+        kernel = tuple(layer.weight.shape[3 if isinstance(layer, (qnn.QLinear, _QConvolution)) else 2 :])
+        at_borders = isinstance(layer, _QConvolution) and pads_with_zeros(layer)
+        has_bias = layer.bias is not None or (constants and not at_borders)
+        if isinstance(layer, (qnn.QLinear, _QConvolution)):
+            found = {"weight": (4, outs, ins, *kernel)} | ({"bias": (4, outs)} if has_bias else {})
+            if isinstance(layer, _QConvolution) and (layer.constant is not None or (constants and at_borders)):
+                found["constant"] = (4, outs, 1, *kernel)
+        else:
+            sides = (ins, outs) if getattr(layer, "transposed", False) else (outs, ins)
+            found = {"weight": (*sides, *kernel)} | ({"bias": (outs,)} if has_bias else {})
+    else:
+        return None
+    rest = (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False))
+    return found | {name: tuple(t.shape) for name, t in rest if name not in found}
+
+
+def narrowed_shapes(layer: nn.Module, plan: LayerPlan) -> dict[str, Shape]:
+    """The tensors of a layer after ``plan``."""
+    ins, outs = (None if kept is None else len(kept.indices) for kept in (plan.inputs, plan.outputs))
+    found = shapes(layer, ins, outs, bool(plan.constants))
+    if found is None:
+        small = copy.deepcopy(layer).to("meta")
+        narrow_(small, plan)
+        found = {name: tuple(t.shape) for name, t in (*small.named_parameters(), *small.named_buffers())}
+    return found
 
 
 def check(name: str, layer: nn.Module, plan: LayerPlan) -> None:

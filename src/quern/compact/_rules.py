@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate, map_arg
 
 from quern import nn as qnn
-from quern.compact._facts import Facts, Value
+from quern.compact._facts import Facts, Value, of_layer
 from quern.compact._functions import FunctionRules, numbers_of, option, unknown, values_of
 from quern.compact._narrow import sizes
 from quern.compact._sequences import attention, recurrent
@@ -187,7 +187,7 @@ class _Reader(FunctionRules):
         if isinstance(layer, (qnn.QModReLU, nn.PReLU)):
             return self._with_bias(name, layer, value, x, out)
         if isinstance(layer, APART_MODULES):
-            return self.facts.through(said, value, out)
+            return self.facts.through(said, value, out, again=of_layer(layer, value))
         for kind, space in POOLS.items():
             if isinstance(layer, kind):
                 if kind in QUATERNION_POOLS and value.parts != 4:
@@ -213,8 +213,11 @@ class _Reader(FunctionRules):
         quaternion = isinstance(layer, qnn.QLinear)
         parts = _parts(layer) if quaternion else self._grain(layer, value, x.dim() - 1)
         value = self.facts.followed(value, x, -1, parts)
-        edges = nonzero(layer.weight)
-        edges = edges.any(0) if quaternion else edges.unflatten(1, (parts, -1)).any(1)
+
+        def edges() -> Tensor:
+            some = nonzero(layer.weight)
+            return some.any(0) if quaternion else some.unflatten(1, (parts, -1)).any(1)
+
         return self.facts.weighted(name, layer, value, out, edges, axis=-1, parts=4 if quaternion else 1, absorbs=True)
 
     def _convolution(self, name: str, layer: Any, value: Value, x: Tensor, out: Tensor) -> Value:
@@ -223,13 +226,17 @@ class _Reader(FunctionRules):
         parts = _parts(layer) if quaternion else (self._grain(layer, value, axis) if layer.groups == 1 else 1)
         value = self.facts.followed(value, x, axis, parts)
         uneven = pads_with_zeros(layer)
-        edges = convolution_edges(layer, nonzero(layer.weight))
+
+        def edges() -> Tensor:
+            some = convolution_edges(layer, nonzero(layer.weight))
+            return some if quaternion else some.unflatten(1, (parts, -1)).any(1)
+
         return self.facts.weighted(
             name,
             layer,
             value,
             out,
-            edges if quaternion else edges.unflatten(1, (parts, -1)).any(1),
+            edges,
             axis=axis,
             parts=4 if quaternion else 1,
             absorbs=quaternion or not uneven,
@@ -241,8 +248,10 @@ class _Reader(FunctionRules):
         parts = 4 if quaternion else self._grain(layer, value, 1)
         value = self.facts.followed(value, x, 1, parts)
         n = len(value.live)
-        scale = torch.ones(1, n) if layer.weight is None else layer.weight.reshape(-1, n)
-        scale = nonzero(scale).any(0)
+
+        def scale() -> Tensor:
+            return torch.ones(n).bool() if layer.weight is None else nonzero(layer.weight.reshape(-1, n)).any(0)
+
         return self.facts.scaled(name, layer, value, out, scale)
 
     def _layer_norm(self, name: str, layer: qnn.QLayerNorm, value: Value, x: Tensor, out: Tensor) -> Value:
@@ -261,11 +270,11 @@ class _Reader(FunctionRules):
         if isinstance(layer, qnn.QModReLU):
             axis, parts = layer.dim % x.dim(), 4
         elif layer.num_parameters == 1:
-            return self.facts.through(name, value, out)
+            return self.facts.through(name, value, out, again=of_layer(layer, value))
         else:
             axis, parts = 1, self._grain(layer, value, 1)
         value = self.facts.followed(value, x, axis, parts)
-        return self.facts.scaled(name, layer, value, out, torch.ones(len(value.live), dtype=torch.bool))
+        return self.facts.scaled(name, layer, value, out, lambda: torch.ones(len(value.live), dtype=torch.bool))
 
     def _grain(self, layer: nn.Module, value: Value, axis: int) -> int:
         """How many channels of a real layer are one unit: those of its input, or those of an earlier call."""

@@ -1,6 +1,7 @@
 """The rules for layers of sequences: recurrent layers and attention."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,7 +109,7 @@ def attention(
     for part, projection in projections.items():
         x = tensors[part]
         value = facts.followed(values[part], x, -1, 4)
-        edges = _nonzero(projection.weight)
+        edges = partial(_nonzero, projection.weight)
         where = f"{name}.{part[0]}_proj".removeprefix(".")
         made[part] = facts.weighted(where, projection, value, projection(x), edges, axis=-1, parts=4, absorbs=True)
     q, k, v = (made[part] for part in names)
@@ -141,5 +142,5 @@ def attention(
 
     facts.backward.append(back)
     where = f"{name}.out_proj".removeprefix(".")
-    edges = _nonzero(layer.out_proj.weight)
+    edges = partial(_nonzero, layer.out_proj.weight)
     return facts.weighted(where, layer.out_proj, mixed, out[0], edges, axis=-1, parts=4, absorbs=False), weights

@@ -12,6 +12,8 @@ for what it claims to hold.
 import json
 import os
 import warnings
+from dataclasses import replace
+from functools import partial
 from io import BufferedIOBase, BytesIO
 from pathlib import Path
 from typing import Any
@@ -21,15 +23,18 @@ from safetensors import SafetensorError
 from safetensors.torch import save as bytes_of
 from torch import Tensor, nn
 
+from quern.compact import Plan, last_plan
+from quern.compact._narrow import narrowed_shapes
 from quern.errors import NotFiniteWarning
 from quern.files import check_target, replacing
 from quern.io._header import FORMAT, about_of
 from quern.io._structure import compare, network_of, replay, source_of, state_of
 from quern.io._wrong import sentences
+from quern.origin import Origin, origin
 from quern.schema import Wrong, opened, plain, short
-from quern.tensorfile import HEADER_BYTES, check_whole, read_head, read_tensors, sealed
+from quern.tensorfile import HEADER_BYTES, check_whole, read_head, read_tensors, sealed, sealed_size
 
-__all__ = ["describe", "load", "replay", "save"]
+__all__ = ["Stored", "describe", "load", "replay", "save"]
 
 _WHAT = "the file of a network"
 
@@ -56,6 +61,46 @@ def save(
         with replacing(path) as temporary:
             temporary.write_bytes(content)
     _warn_of_numbers(model, path)
+
+
+class Stored:
+    """How many bytes :func:`save` would write of a network, or of what a plan would leave of it, without doing either.
+
+    What does not change with the plan is looked at once. ``before`` is the same for the network that this one was
+    before it was compacted: whether it can be built anew is known from there.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        metrics: dict[str, Any] | None = None,
+        images: dict[str, Any] | None = None,
+        before: "Stored | None" = None,
+    ) -> None:
+        self._layers = dict(model.named_modules())
+        self._tensors = {name: (t.dtype, tuple(t.shape)) for name, t in state_of(model).items()}
+        if before is None:
+            self._source = source_of(model)
+        else:
+            self._source = replace(before._source, steps=origin(model).steps)
+        self._steps, self._before = last_plan(self._source)
+        self._parameters = sum(p.numel() for p in model.parameters())
+        self._about = partial(_about, metrics=metrics or {}, images=images)
+
+    def bytes(self, found: Plan | None = None) -> int:
+        if found is None:
+            return sealed_size(self._tensors, json.dumps(self._about(self._source, self._parameters)))
+        tensors, own = dict(self._tensors), set(self._tensors)
+        for name, layer_plan in found.layers.items():
+            layer = self._layers[name]
+            like = next(layer.parameters()).dtype
+            for key, shape in narrowed_shapes(layer, layer_plan).items():
+                full = f"{name}.{key}".removeprefix(".")
+                tensors[full] = (tensors[full][0] if full in own else like, shape)
+        joined = found.structure() if self._before is None else self._before.then(found.structure())
+        steps = (*self._steps, {"compact": joined.to_dict()})
+        return sealed_size(tensors, json.dumps(self._about(replace(self._source, steps=steps), found.parameters[1])))
 
 
 def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
@@ -150,16 +195,7 @@ def _content(model: nn.Module, metrics: dict[str, Any], images: dict[str, Any] |
     for name, value in state.items():
         if value.is_meta:
             raise Wrong(f"cannot hold {short(name)}, which is on the meta device and has no values")
-    source = source_of(model)
-    about = {
-        "format": FORMAT,
-        "builder": source.builder,
-        "arguments": source.arguments,
-        "steps": _checked("steps", list(source.steps)),
-        "metrics": {key: _checked(f"metrics[{key!r}]", value) for key, value in _checked_keys(metrics).items()},
-        "images": _checked("images", images),
-        "parameters": sum(p.numel() for p in model.parameters()),
-    }
+    about = _about(source_of(model), sum(p.numel() for p in model.parameters()), metrics, images)
     # Copies, because safetensors refuses tensors that share memory.
     tensors = {
         name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
@@ -174,6 +210,19 @@ def _content(model: nn.Module, metrics: dict[str, Any], images: dict[str, Any] |
     content = b"".join(sealed(content))
     read_head(BytesIO(content), len(content), about_of)
     return content
+
+
+def _about(source: Origin, parameters: int, metrics: dict[str, Any], images: dict[str, Any] | None) -> dict[str, Any]:
+    """quern's part of the header."""
+    return {
+        "format": FORMAT,
+        "builder": source.builder,
+        "arguments": source.arguments,
+        "steps": _checked("steps", list(source.steps)),
+        "metrics": {key: _checked(f"metrics[{key!r}]", value) for key, value in _checked_keys(metrics).items()},
+        "images": _checked("images", images),
+        "parameters": parameters,
+    }
 
 
 def _checked(name: str, value: Any) -> Any:

@@ -185,6 +185,8 @@ class _Run:
         assert found is not None
         if found.dead and self.steer is not None:  # left whole, with a weaker λ it comes back to life
             return
+        if not found.layers:
+            return
         if self.frozen is not None:
             self.frozen.remove()
         compact_(self.model, found, self.optimizer)
@@ -216,7 +218,14 @@ class _Run:
         settings, state, started = self.settings, self.state, time.perf_counter()
         epoch, before = state["epoch"], state["seconds"]
         phase, place, _ = settings.phase(epoch)
-        if state["step"] == 0 and settings.compacts_before(epoch):
+        steered = self.steer is not None and phase == "grind" and not state["enough"]
+        if (
+            state["step"] == 0
+            and settings.compacts_before(epoch)
+            and not (
+                steered and self._milestone(place, 0) is not None  # which does it too
+            )
+        ):
             self._compact()
         if phase == "heal" and self.frozen is None:
             self.frozen = freeze_zeros(self.model)

@@ -1,0 +1,170 @@
+"""What a budget costs: epochs of a grinding whose λ is steered, against epochs of dense training.
+
+    python benchmarks/budgets.py [--json FILE] [--repeats N]
+
+Two problems: ``digits`` as ``quern compress`` trains them, and a residual network on a folder of colour images of 32x32
+pixels (the same digits, enlarged and tinted). Whole grindings and some dense epochs are done in turn, again and again.
+A grinding epoch is the mean over one grinding, milestones and files included; the ratio is that to the dense epoch of
+the same turn, as the median over the turns. For a speedup multiply-adds stand in for the clock, which is not steering.
+"""
+
+import dataclasses
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quern import data, models
+from quern.data import ImageSet
+from quern.penalties import GammaL1
+from quern.sparsity import measure as measured
+from quern.steering import Budget, Steering
+from quern.train import Phase, Settings, fit
+from timing import main
+
+TARGET = 1.5  # dense epochs
+DENSE_EPOCHS = 3  # to time in each turn
+
+
+@dataclass(frozen=True)
+class Problem:
+    images: ImageSet
+    build: Callable[[], nn.Module]
+    dense: Settings
+    small: Settings
+    budgets: dict[str, Budget]
+
+
+def folder_of_images(root: Path, count: int = 1000) -> ImageSet:
+    """The first ``count`` of scikit-learn's digits as PNG files of 32x32 pixels, one colour for each class."""
+    import numpy as np
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    found, shades = load_digits(), np.array([1.0, 0.85, 0.7])
+    for n, (picture, label) in enumerate(zip(found.images[:count], found.target[:count], strict=True)):
+        gray = Image.fromarray((picture * (255 / 16)).astype("uint8")).resize((32, 32), Image.Resampling.BICUBIC)
+        tinted = Image.fromarray((np.asarray(gray)[..., None] * np.roll(shades, label)).astype("uint8"))
+        folder = root / str(label)
+        folder.mkdir(parents=True, exist_ok=True)
+        tinted.save(folder / f"{n}.png")
+    return data.image_folder(root)
+
+
+def of_digits() -> Problem:
+    dense = Settings(epochs=DENSE_EPOCHS, batch=64, lr=5e-3)
+    budgets = {
+        "max_neurons": Budget(max_neurons=16),
+        "max_params": Budget(max_params=1000),
+        "max_bytes": Budget(max_bytes=6 << 10),
+        "min_speedup": Budget(min_speedup=5.0),
+        "max_params and max_bytes": Budget(max_params=1000, max_bytes=6 << 10),
+    }
+    return Problem(data.digits(), lambda: models.digits_qcnn(norm="after_conv"), dense, _small(dense, 20), budgets)
+
+
+def of_folder(root: Path) -> Problem:
+    dense = Settings(epochs=DENSE_EPOCHS, batch=100)
+    budgets = {
+        "max_neurons": Budget(max_neurons=60),
+        "max_params": Budget(max_params=5000),
+        "max_bytes": Budget(max_bytes=40 << 10),
+        "min_speedup": Budget(min_speedup=5.0),
+        "max_params and max_bytes": Budget(max_params=5000, max_bytes=40 << 10),
+    }
+    return Problem(folder_of_images(root), models.qresnet20, dense, _small(dense, 6), budgets)
+
+
+def _small(dense: Settings, epochs: int) -> Settings:
+    penalty = GammaL1(1.0, with_beta=True)
+    return dataclasses.replace(dense, epochs=epochs, penalty=penalty, compact_every=1, heal_dropout=False)
+
+
+class Clock:
+    """A watcher that notes when each epoch ends, all that belongs to it included."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def start(self, settings: Settings, epoch: int, steps: int) -> None:  # noqa: ARG002
+        self.times.append(time.perf_counter())
+
+    def step(self, epoch: int, phase: Phase, step: int, steps: int, loss: float) -> None: ...
+
+    def epoch(self, line: dict[str, Any]) -> None:  # noqa: ARG002
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None: ...
+
+    @property
+    def seconds(self) -> list[float]:
+        return [b - a for a, b in itertools.pairwise(self.times)]
+
+
+def dense_epoch(problem: Problem, network: nn.Module) -> float:
+    """Median seconds of a dense epoch; leaves ``network`` trained."""
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as out:
+        fit(network, problem.images, problem.dense, out, watchers=[clock])
+    return statistics.median(clock.seconds)
+
+
+def grinding_epoch(problem: Problem, network: nn.Module, budget: Budget) -> float:
+    """Mean seconds of an epoch of a whole grinding of ``network`` to ``budget``."""
+    clock, example = Clock(), problem.images.normalize(problem.images.train.pixels[:2])
+    dense = measured(network, example).macs or 0
+
+    def speedup(small: nn.Module) -> float:
+        return dense / (measured(small, example).macs or 1)
+
+    steer = Steering(budget, example, images=problem.images.about(), speedup=speedup)
+    with tempfile.TemporaryDirectory() as out:
+        fit(network, problem.images, problem.small, out, watchers=[clock], steer=steer)
+    return statistics.mean(clock.seconds)
+
+
+def turn(problem: Problem) -> dict[str, tuple[float, float]]:
+    """Seconds of a dense epoch, before and after, and of a grinding epoch, for each budget."""
+    torch.manual_seed(0)
+    trained = problem.build()
+    before = dense_epoch(problem, trained)
+    state, found = trained.state_dict(), {}
+    for name, budget in problem.budgets.items():
+        network = problem.build()
+        network.load_state_dict(state)
+        ground = grinding_epoch(problem, network, budget)
+        after = dense_epoch(problem, problem.build())
+        found[name], before = ((before + after) / 2, ground), after
+    return found
+
+
+def measure(repeats: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    print(f"{'':58s} {'dense':>9s} {'grinding':>9s}")
+    with tempfile.TemporaryDirectory() as root:
+        for name, problem in (("digits", of_digits()), ("folder, qresnet20", of_folder(Path(root)))):
+            turns = [turn(problem) for _ in range(repeats)]
+            for budget in problem.budgets:
+                seconds = [one[budget] for one in turns]
+                ratio = statistics.median(ours / dense for dense, ours in seconds)
+                dense, ours = (1e3 * statistics.median(side) for side in zip(*seconds, strict=True))
+                what = f"{name}: an epoch under {budget}"
+                row = {"what": what, "unit": "ms", "baseline": dense, "quern": ours, "ratio": ratio, "target": TARGET}
+                rows.append(row)
+                missed = "" if ratio <= TARGET else "MISSED"
+                print(
+                    f"{what:58s} {dense:9.1f} {ours:9.1f} ms  {ratio:6.2f}x   at most {TARGET:.2f}x {missed}",
+                    flush=True,
+                )
+    return rows
+
+
+if __name__ == "__main__":
+    main(__doc__, measure, repeats=7)
