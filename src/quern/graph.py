@@ -83,6 +83,36 @@ def trace(model: nn.Module, concrete: dict[str, Any] | None = None) -> fx.Graph:
             module.training = mode
 
 
+_GRAPHS: dict[Any, fx.Graph] = {}
+
+
+def trace_known(model: nn.Module) -> fx.Graph:
+    """As :func:`trace`, for whoever only reads the graph. Networks of one structure share it, where it depends on
+    nothing else."""
+    structure = _structure(model)
+    if structure is None:
+        return trace(model)
+    if structure not in _GRAPHS:
+        if len(_GRAPHS) >= 16:
+            _GRAPHS.clear()
+        _GRAPHS[structure] = trace(model)
+    return _GRAPHS[structure]
+
+
+def _structure(model: nn.Module) -> Any:
+    """The names and classes of all modules, and which are the same; None if a module that is traced into is not torch's
+    Sequential or quern's own, or does more than its class says: its forward may look at anything."""
+    tracer, found, names = Tracer(), [], {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        kind = type(module)
+        if not tracer.is_leaf_module(module, name):
+            known = kind is nn.Sequential or kind.__module__.startswith("quern.")
+            if not known or "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks:
+                return None
+        found.append((name, kind, names.setdefault(module, name)))
+    return tuple(found)
+
+
 def convolution_edges(layer: Any, some: Tensor) -> Tensor:
     """``(outputs, inputs)`` of a convolution, both over all groups, where ``some``, of the shape of its weight, is
     True: quaternions, or channels of a real one."""
@@ -90,7 +120,8 @@ def convolution_edges(layer: Any, some: Tensor) -> Tensor:
         some = some.any(0)
     elif layer.transposed:  # (in, out/groups, ...)
         some = torch.cat([part.transpose(0, 1) for part in some.chunk(layer.groups)])
-    return torch.block_diag(*some.flatten(2).any(2).chunk(layer.groups)).bool()
+    some = some.flatten(2).any(2)
+    return some if layer.groups == 1 else torch.block_diag(*some.chunk(layer.groups)).bool()
 
 
 def pads_with_zeros(layer: Any) -> bool:
