@@ -234,7 +234,8 @@ def convolution_edges(layer: Any, some: Tensor) -> Tensor:
         some = some.any(0)
     elif layer.transposed:  # (in, out/groups, ...)
         some = torch.cat([part.transpose(0, 1) for part in some.chunk(layer.groups)])
-    return torch.block_diag(*some.flatten(2).any(2).chunk(layer.groups)).bool()
+    some = some.flatten(2).any(2)
+    return some if layer.groups == 1 else torch.block_diag(*some.chunk(layer.groups)).bool()
 
 
 def pads_with_zeros(layer: Any) -> bool:

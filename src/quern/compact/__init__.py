@@ -28,7 +28,7 @@ from quern.compact import _narrow
 from quern.compact._census import Census, Counted
 from quern.compact._facts import Record, Value
 from quern.compact._plan import DEAD, Kept, LayerPlan, Plan
-from quern.compact._rules import read
+from quern.compact._rules import read, remembering
 from quern.errors import CompactionError, DeadNetworkWarning, NotFiniteWarning
 from quern.graph import REAL_CONVOLUTIONS, WITH_NEURONS, Example, check_traceable, inputs_of, mapped
 from quern.nn._norm import _QBatchNorm
@@ -56,18 +56,20 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
     check_traceable(model)  # before it runs, which would compile what torch.compile made
     network = copy.deepcopy(model).eval()
     _zero_(network, tol)
-    inputs = inputs_of(network, example_input)
+    inputs, types = inputs_of(network, example_input), _floating(network)
     if any(t.numel() == 0 for t in _tensors(inputs)):
         raise CompactionError("the example input is empty: what is constant is read off it.")
     # Two networks are judged: a copy in float64, where a mistake stands out from rounding, and the network itself,
     # which may be too coarse for that. What they give now, before anything is removed, is what they must give then.
-    own, wanted = _try(network, inputs), None
-    wide, wide_inputs = _in_float64(network), mapped(inputs, _widened)
-    if wide is not None and (own is not None or _half(network)):  # not every machine computes everything in 16 bits
-        wanted = _try(wide, wide_inputs)
+    own, wanted, memory = _try(network, inputs), None, {}
+    wide, wide_inputs = _in_float64(network, types), mapped(inputs, _widened)
+    half = any(torch.finfo(dtype).bits < 32 for dtype in types)
+    if wide is not None and (own is not None or half):  # not every machine computes everything in 16 bits
+        with remembering(wide) as memory:
+            wanted = _try(wide, wide_inputs)
     if wide is None or wanted is None:  # its forward insists on a type, or does not take the example
         wide, wide_inputs, wanted, own = network, inputs, own, None
-    facts, outputs, traced = read(wide, mapped(wide_inputs, Tensor.clone), keep_unknown, _largest(network))
+    facts, outputs, traced = read(wide, mapped(wide_inputs, Tensor.clone), keep_unknown, _largest(network), memory)
     kept = facts.settle()
     layers = {}
     for record in facts.records.values():
@@ -88,6 +90,8 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
             "what torch.fx sees of the network does not give its outputs: write y = y + x in place of y += x, and "
             "leave out branches that depend on values."
         )
+    if not layers:  # what would be tried is what was tried
+        return replace(found, parameters=(before[0], before[0]), neurons=(before[1], before[1]))
     if not _close(wanted, _smaller(wide, found, wide_inputs), facts.coarsest, facts.largest):
         why = "this is a mistake of quern, or the network does not give the same output for the same input"
         why = NOT_FINITE if NOT_FINITE in notes else why
@@ -95,12 +99,13 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
     after = _counts(wide)
     if own is not None:
         small = _smaller(network, found, inputs)
-        coarsest = max((torch.finfo(dtype).eps for dtype in _floating(network)), default=facts.coarsest)
+        coarsest = max((torch.finfo(dtype).eps for dtype in types), default=facts.coarsest)
         noise = [_noise(a, b) for a, b in zip(own, wanted, strict=True)]
         if not _close(own, small, coarsest, facts.largest, noise):
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in types)
             raise CompactionError(
                 f"the smaller network, but not a copy of it in float64, gives other outputs than before: its numbers "
-                f"are too coarse ({_types(network)}), so compact it in float32 and change the type then."
+                f"are too coarse ({names}), so compact it in float32 and change the type then."
             )
     return replace(found, parameters=(before[0], after[0]), neurons=(before[1], after[1]))
 
@@ -126,7 +131,7 @@ def census(model: nn.Module, example_input: Example) -> Census | None:
     try:
         for module, _ in modes:
             module.training = False
-        inputs = _mapped(_inputs(model, example_input), Tensor.clone)
+        inputs = mapped(inputs_of(model, example_input), Tensor.clone)
         facts, outputs, _ = read(model, inputs, False, _largest(model))
     except CompactionError:
         return None
@@ -178,6 +183,17 @@ def compact_(model: nn.Module, found: Plan, optimizer: torch.optim.Optimizer | N
 def _apply(
     model: nn.Module, found: Plan, old: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer | None
 ) -> None:
+    layers = _layers(model, found)
+    if optimizer is not None:
+        _check_state(optimizer, {name: p for name, p in old.items() if name.rpartition(".")[0] in layers})
+    selected = _narrow_layers(model, found, layers)
+    _write_down(model, found)
+    if optimizer is not None:
+        _narrow_optimizer(optimizer, old, model, selected)
+
+
+def _layers(model: nn.Module, found: Plan) -> dict[str, nn.Module]:
+    """The layers of ``model`` that the plan changes; an error unless it fits all of them."""
     layers: dict[str, nn.Module] = {}
     for name, layer_plan in found.layers.items():
         try:
@@ -185,16 +201,17 @@ def _apply(
         except AttributeError:
             raise CompactionError(f"the plan is for a network with a layer {name!r}, which this one has not.") from None
         _narrow.check(name, layers[name], layer_plan)
-    if optimizer is not None:
-        _check_state(optimizer, {name: p for name, p in old.items() if name.rpartition(".")[0] in layers})
+    return layers
+
+
+def _narrow_layers(model: nn.Module, found: Plan, layers: dict[str, nn.Module]) -> dict[str, _narrow.Select]:
+    """Make the layers of ``model`` smaller; what becomes of each parameter, by its name."""
     _zero_(model, found.tol)
     selected: dict[str, _narrow.Select] = {}
     for name, layer in layers.items():
         chosen = _narrow.narrow_(layer, found.layers[name])
         selected |= {f"{name}.{key}".removeprefix("."): select for key, select in chosen.items()}
-    _write_down(model, found)
-    if optimizer is not None:
-        _narrow_optimizer(optimizer, old, model, selected)
+    return selected
 
 
 def _write_down(model: nn.Module, found: Plan) -> None:
@@ -223,12 +240,19 @@ def _widened(t: Tensor) -> Tensor:
     return t.double() if t.is_floating_point() else t
 
 
-def _in_float64(network: nn.Module) -> nn.Module | None:
+def _in_float64(network: nn.Module, types: Sequence[torch.dtype]) -> nn.Module | None:
     """A copy; None if that is what it is already, or on a device that has no float64."""
-    if all(dtype == torch.float64 for dtype in _floating(network)):
+    if all(dtype == torch.float64 for dtype in types):
         return None
+    # By numbers that are copied already, deepcopy goes over each of them once.
+    tensors = (t for t in (*network.parameters(), *network.buffers()) if type(t) in (Tensor, nn.Parameter))
+    numbers = [t for t in tensors if t.is_floating_point() and t.dtype != torch.float64]
     try:
-        return copy.deepcopy(network).double()
+        memo: dict[int, Any] = {}
+        for t in numbers:
+            wide = _widened(t.detach())
+            memo[id(t)] = nn.Parameter(wide, t.requires_grad) if isinstance(t, nn.Parameter) else wide
+        return copy.deepcopy(network, memo).double()  # for what a module of the user's own adds to it
     except (RuntimeError, TypeError):
         return None
 
@@ -243,7 +267,7 @@ def _try(network: nn.Module, inputs: tuple[Any, ...]) -> list[Tensor] | None:
 
 def _smaller(network: nn.Module, found: Plan, inputs: tuple[Any, ...]) -> list[Tensor]:
     """What ``network`` gives after it was made smaller in place."""
-    compact_(network, found)
+    _narrow_layers(network, found, _layers(network, found))
     try:
         return _tensors(network(*mapped(inputs, Tensor.clone)))
     except (RuntimeError, ValueError, TypeError, IndexError) as reason:
@@ -260,14 +284,6 @@ def _dead(outputs: Sequence[Value]) -> bool:
 def _floating(network: nn.Module) -> list[torch.dtype]:
     types = {t.dtype for t in (*network.parameters(), *network.buffers()) if t.is_floating_point()}
     return sorted(types, key=str)
-
-
-def _types(network: nn.Module) -> str:
-    return ", ".join(str(dtype).removeprefix("torch.") for dtype in _floating(network))
-
-
-def _half(network: nn.Module) -> bool:
-    return any(torch.finfo(dtype).bits < 32 for dtype in _floating(network))
 
 
 def _largest(network: nn.Module) -> float:

@@ -154,7 +154,7 @@ class Facts:
         """Take note of how coarse and how large the numbers are that the network computes with."""
         if tensor.is_floating_point() and tensor.numel():
             self.coarsest = max(self.coarsest, torch.finfo(tensor.dtype).eps)
-            self.largest = max(self.largest, float(tensor.detach().abs().nan_to_num(0.0, 0.0).max()))
+            self.largest = max(self.largest, magnitude(tensor))
 
     # ------------------------------------------------------------------------------------------------- ids
 
@@ -189,19 +189,22 @@ class Facts:
         """The value that ``tensor`` is an example of. Its constants are read off the example. What is live is taken to
         be ``heard``, if nothing else is said."""
         dims = tensor.dim()
-        rows = tensor.detach().movedim(axis, 0).reshape(parts, len(ids), -1).movedim(0, 1).cpu()
-        constant = rows[:, :, 0].clone() if rows.shape[2] else rows.new_zeros(rows.shape[:2])
+        units = tensor.detach().movedim(axis, 0).unflatten(0, (parts, len(ids)))
+        if not tensor.numel():
+            units = units.new_zeros(parts, len(ids), *[1] * (dims - 1))
+        first = units[(slice(None), slice(None), *[slice(1)] * (dims - 1))]
+        constant = first.reshape(parts, len(ids)).T.cpu().clone()
         heard = live.clone() if heard is None else heard & live
         needed = torch.zeros(len(ids), dtype=torch.bool)
         found = Value(ids, axis % dims, dims, parts, live.clone(), heard, constant, needed)
         found.live |= ~constant.isfinite().all(1)  # nothing can be said of what is not a number
         if tensor.is_floating_point():
             found.live |= (constant.abs() > self.largest_constant).any(1)  # nor could a bias hold it
-        live = found.live
-        if rows.shape[2] and tensor.is_floating_point():
-            still = rows[~live]
-            rounding = 1e3 * torch.finfo(tensor.dtype).eps * (1 + rows.abs().max()) if len(still) else 0.0
-            if len(still) and not ((still - still[:, :, :1]).abs() <= rounding).all():
+        if tensor.is_floating_point() and not found.live.all():
+            still = (~found.live).nonzero().flatten().to(tensor.device)
+            low, high = (units.index_select(1, still) - first.index_select(1, still)).aminmax()
+            rounding = 1e3 * torch.finfo(tensor.dtype).eps * (1 + magnitude(tensor))
+            if not (-rounding <= float(low) and float(high) <= rounding):
                 raise CompactionError(
                     f"{name} was taken to give constants, but does not: this is a mistake of quern, "
                     "or the network does not give the same output for the same input."
@@ -521,6 +524,14 @@ class _Places:
     sides: Tensor
     firsts: Tensor
     grouped: list[tuple[Tensor, Tensor]]
+
+
+def magnitude(tensor: Tensor) -> float:
+    """The largest absolute value among the numbers that are finite; 0 if there are none."""
+    if not tensor.numel():
+        return 0.0
+    largest = max(abs(float(end)) for end in tensor.detach().aminmax())
+    return largest if math.isfinite(largest) else float(tensor.detach().abs().nan_to_num(0.0, 0.0).max())
 
 
 def _even_out(kept: Tensor, inputs: Tensor, outputs: Tensor) -> None:

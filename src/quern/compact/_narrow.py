@@ -125,8 +125,9 @@ def _groups(layer: Any, plan: LayerPlan) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _take(axis: int, indices: Any) -> Select:
+    """The entries at ``indices``, which rise: as many as there are is all of them."""
     chosen = torch.as_tensor(indices, dtype=torch.long)
-    return lambda t: t.index_select(axis, chosen.to(t.device))
+    return lambda t: t if len(chosen) == t.shape[axis] else t.index_select(axis, chosen.to(t.device))
 
 
 def _both(first: Select, second: Select) -> Select:

@@ -6,7 +6,8 @@ shapes and constants need not be guessed.
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,11 +34,33 @@ from quern.nn._conv import _QConvolution
 from quern.nn._norm import _QBatchNorm
 from quern.nn._recurrent import _QRecurrent
 
+_WEIGHTED = (qnn.QLinear, nn.Linear, _QConvolution, *REAL_CONVOLUTIONS)
 _AVERAGES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 
 
 def nonzero(t: Tensor) -> Tensor:
     return (t.detach() != 0).cpu()
+
+
+Memory = dict[nn.Module, list[tuple[Tensor, Tensor]]]
+
+
+@contextmanager
+def remembering(model: nn.Module) -> Iterator[Memory]:
+    """What layers of ``model`` with weights take and give while this lasts: none need run again on the same input."""
+    memory: Memory = {}
+
+    def remember(layer: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(out, Tensor):
+            memory.setdefault(layer, []).append((args[0].clone(), out.clone()))
+
+    layers = [layer for layer in model.modules() if isinstance(layer, _WEIGHTED) and not _hooked(layer)]
+    hooks = [layer.register_forward_hook(remember) for layer in layers]
+    try:
+        yield memory
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _traced(model: nn.Module, inputs: Sequence[Any]) -> tuple[nn.Module, fx.Graph, list[str]]:
@@ -47,11 +70,16 @@ def _traced(model: nn.Module, inputs: Sequence[Any]) -> tuple[nn.Module, fx.Grap
 
 
 def read(
-    model: nn.Module, inputs: Sequence[Any], keep_unknown: bool, largest_constant: float = math.inf
+    model: nn.Module,
+    inputs: Sequence[Any],
+    keep_unknown: bool,
+    largest_constant: float = math.inf,
+    memory: Memory | None = None,
 ) -> tuple[Facts, list[Value], Any]:
-    """Follow ``model`` on ``inputs``: the facts, the values that are outputs, and the outputs themselves."""
+    """Follow ``model`` on ``inputs``: the facts, the values that are outputs, and the outputs themselves. ``memory`` is
+    of an earlier run."""
     root, graph, notes = _traced(model, inputs)
-    reader = _Reader(root, Facts(largest_constant), keep_unknown, model is not root)
+    reader = _Reader(root, Facts(largest_constant), keep_unknown, model is not root, memory or {})
     reader.facts.notes += notes
     outputs, result = reader.follow(graph, inputs)
     return reader.facts, outputs, result
@@ -60,9 +88,9 @@ def read(
 class _Reader(FunctionRules):
     """One pass over a graph, node by node: the tensors of the example, and what is known of them."""
 
-    def __init__(self, root: nn.Module, facts: Facts, keep_unknown: bool, wrapped: bool) -> None:
+    def __init__(self, root: nn.Module, facts: Facts, keep_unknown: bool, wrapped: bool, memory: Memory) -> None:
         super().__init__(facts, keep_unknown)
-        self.root, self.wrapped = root, wrapped
+        self.root, self.wrapped, self.memory = root, wrapped, memory
         counts: dict[int, int] = {}
         for module in root.modules():
             for parameter in module._parameters.values():
@@ -101,7 +129,7 @@ class _Reader(FunctionRules):
             versions = {n: tensors[n]._version for n in node.all_input_nodes if isinstance(tensors[n], Tensor)}
             if node.op == "call_module":
                 layer = self.root.get_submodule(str(node.target))
-                tensors[node] = self._run(node, lambda: layer(*args, **kwargs))  # noqa: B023
+                tensors[node] = self._run(node, lambda: self._called(layer, args, kwargs))  # noqa: B023
                 self.users = node.users
                 known[node] = self._module(str(node.target), layer, facts, (args, kwargs), tensors[node])
             elif node.op == "call_method":
@@ -138,11 +166,22 @@ class _Reader(FunctionRules):
             said = str(reason).splitlines()[0].rstrip(".")
             raise CompactionError(f"the network does not take the example input: {said} (in {node.name}).") from reason
 
+    def _called(self, layer: nn.Module, args: Any, kwargs: Any) -> Any:
+        """What ``layer`` gives, from memory if it was just this."""
+        for x, out in self.memory.get(layer, ()):
+            same = len(args) == 1 and not kwargs and (x.dtype, x.stride()) == (args[0].dtype, args[0].stride())
+            if same and torch.equal(x, args[0]):
+                return out.clone()
+        return layer(*args, **kwargs)
+
     def _plain(self, layer: nn.Module) -> bool:
         """Whether the layer does what its class says: no hooks, no parametrizations, no parameters of others."""
-        hooks = any(m._forward_hooks or m._forward_pre_hooks for m in layer.modules())
-        shared = any(id(t) in self.shared for t in (*layer.parameters(), *layer.buffers()))
-        return not hooks and not shared and not any(map(nn.utils.parametrize.is_parametrized, layer.modules()))
+        return not any(
+            _hooked(m)
+            or nn.utils.parametrize.is_parametrized(m)
+            or any(id(t) in self.shared for t in (*m._parameters.values(), *m._buffers.values()) if t is not None)
+            for m in layer.modules()
+        )
 
     # --------------------------------------------------------------------------------------------- modules
 
@@ -282,6 +321,10 @@ class _Reader(FunctionRules):
         if record is None or record.inputs is None:
             return value.parts if value.followed and value.axis == axis else 1
         return (sizes(layer)[0] or 1) // len(record.inputs)
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _storage(t: Tensor) -> int:
