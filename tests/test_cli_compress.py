@@ -38,7 +38,7 @@ def test_a_run_meets_its_budget_and_says_so(budget: tuple[Path, str, str]) -> No
     folder, out, err = budget
     head, *rows = out.splitlines()
     assert head.split() == ["dense", "compacted", "ratio"]
-    assert [row.split("  ")[0] for row in rows[:3]] == ["test accuracy", "neurons", "parameters"]
+    assert [row.split("  ")[0] for row in rows[:3]] == ["test accuracy", "its 95 % interval", "neurons"]
     assert rows[-1].startswith("parameters: ")
     assert rows[-1].endswith("asked for 4,000: met")
     assert "dense network: 2 epochs" in err
@@ -57,7 +57,7 @@ def test_json_is_all_on_standard_output_and_quiet_is_quiet(by_lambda: tuple[Path
     folder, out, err = by_lambda
     assert err == ""
     record = json.loads((folder / "record.json").read_text())
-    assert json.loads(out) == {key: record[key] for key in ("dense", "small", "budget", "chance")}
+    assert json.loads(out) == {key: record[key] for key in ("dense", "small", "budget", "chance", "answers")}
     assert record["budget"] == []
     assert 0 < record["small"]["neurons"] < record["dense"]["neurons"]
 
@@ -149,7 +149,7 @@ def test_the_folder_of_the_python_function_is_known_too(budget: tuple[Path, str,
         kept = {
             key: found[key]
             for key in found
-            if key in ("environment", "settings", "dense", "small", "history", "layers")
+            if key in ("environment", "settings", "dense", "small", "history", "layers", "answers")
         }
         (tmp_path / name).write_text(json.dumps(kept))
     assert here("show", tmp_path)[0].endswith(budget[1])
