@@ -48,6 +48,15 @@ def test_help_is_quick_and_has_examples() -> None:
     assert quern("--version")[0].startswith("quern ")
 
 
+def test_looking_at_what_is_there_does_not_wait_for_torch(straight: tuple[Path, str, str]) -> None:
+    results = Path(__file__).parent.parent / "results"
+    for arguments in (["show", straight[0]], ["show", results / "cifar10-43"], ["data", "list"], ["data", "verify"]):
+        code = f"import sys; sys.argv = {['quern', *map(str, arguments)]}; from quern.cli import main; main()"
+        imported = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules))"
+        done = subprocess.run([sys.executable, "-c", f"{imported}; {code}"], capture_output=True, text=True)
+        assert done.stdout.endswith("False\n"), (arguments, done)
+
+
 def test_help_of_every_command() -> None:
     from quern import models
     from quern.cli._train import MODELS, REAL_MODELS

@@ -27,7 +27,9 @@ from quern.files import claimed
 from quern.penalties import RQL, GammaL1
 from quern.pipeline import Compressed
 from quern.records import Answers, read_compression
-from quern.train import Loaders, Settings, fit
+from quern.report import write_run_report
+from quern.train import Loaders, Result, Settings, fit
+from tests.commands import here
 from tests.test_train import Stop
 
 pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
@@ -144,12 +146,14 @@ def test_shuffled_and_noisy_loaders_give_the_same_weights_stopped_or_not(images:
     assert not torch.equal(other.head.weight, net.head.weight)
 
 
-def test_test_images_are_those_to_validate_with_if_there_are_none(loaders: tuple[Any, ...]) -> None:
+def test_without_test_images_there_is_no_test_accuracy(loaders: tuple[Any, ...], tmp_path: Path) -> None:
     train, val, test = loaders
     once = dataclasses.replace(PLAIN, epochs=1)
     net = Own()
-    found = fit(net, Loaders(train, val), once)
-    assert found.test_accuracy == found.val_accuracy
+    found = fit(net, Loaders(train, val), once, tmp_path)
+    assert (found.test_accuracy, found.test_loss) == (None, None)
+    assert io.describe(tmp_path / "model.safetensors")["metrics"] == {"val_accuracy": found.val_accuracy}
+    assert Result.from_dict(json.loads((tmp_path / "result.json").read_text())) == found
     x, labels = next(iter(test))
     right = float((net(x).argmax(1) == labels).double().mean())
     assert fit(Own(), Loaders(train, val, test), once).test_accuracy == pytest.approx(right)
@@ -332,7 +336,7 @@ def test_the_table_and_the_record(run: tuple[Path, Compressed, nn.Module]) -> No
     assert head.split() == ["dense", "compacted", "ratio"]
     assert lines[1].startswith("its 95 % interval ")
     for bound, accuracy in zip(re.findall(r"(\S+) to (\S+)", lines[1]), (found.dense, found.small), strict=False):
-        assert float(bound[0]) <= 100 * accuracy.test_accuracy <= float(bound[1])
+        assert float(bound[0]) <= 100 * accuracy.accuracy <= float(bound[1])
     assert f"{found.dense.parameters:,}" in lines[3]
     assert f"{found.dense.parameters / found.small.parameters:.1f}x" in lines[3]
     assert lines[8].endswith(": met")
@@ -433,6 +437,20 @@ def test_stopped_in_any_stage_and_resumed_is_never_stopped(
 
 
 @pytest.mark.usefixtures("no_onnx")
+def test_what_was_not_tested_is_not_called_so(loaders: tuple[Any, ...], tmp_path: Path) -> None:
+    train, val, _ = loaders
+    found = quern.compress(shallow(256), train, val, max_drop=50.0, out=tmp_path / "run", **SHORT)
+    said = [str(found), here("show", tmp_path / "run")[0], write_run_report(tmp_path / "run").read_text()]
+    for text in said:
+        assert "validation accuracy" in text.lower()
+        assert "test accuracy" not in text.lower()
+    assert found.small.test_accuracy is None
+    inputs = torch.cat([x for x, _ in val])
+    labels = torch.cat([labels for _, labels in val])
+    right = found.small_network(inputs).argmax(1) == labels
+    assert found.small.accuracy == pytest.approx(float(right.double().mean()))
+
+
 def test_by_default_a_point_of_accuracy_may_be_lost_and_nothing_is_left_behind(
     loaders: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -441,7 +459,7 @@ def test_by_default_a_point_of_accuracy_may_be_lost_and_nothing_is_left_behind(
     found = quern.compress(shallow(256), *loaders, **SHORT)
     (verdict,) = found.verdicts()
     assert (verdict.what, verdict.limit) == ("points of test accuracy lost", 1.0)
-    assert verdict.value == pytest.approx(100 * (found.dense.test_accuracy - found.small.test_accuracy))
+    assert verdict.value == pytest.approx(100 * (found.dense.accuracy - found.small.accuracy))
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(Stopped, match="nothing is kept without a folder: say out="):
         quern.compress(shallow(256), *loaders, **SHORT, watchers=[Stop(2, 15)])

@@ -21,9 +21,9 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -36,10 +36,10 @@ from quern.errors import DeadNetworkWarning, Stopped, TrainingError, instead_of
 from quern.export import to_onnx
 from quern.files import claimed, sweep, write_text
 from quern.penalties import GammaL1, Penalty
-from quern.records import Answers, Begun, Chance, Network
+from quern.records import Answers, Begun, Budget, Chance, Comparison, Network, Verdict
 from quern.samples import counted, judged, samples
 from quern.sparsity import measure
-from quern.steering import Budget, Steering, check_possible
+from quern.steering import Steering, check_possible
 from quern.train import (
     NAMES,
     Loaders,
@@ -52,125 +52,14 @@ from quern.train import (
     evaluate,
     find_device,
     fit,
+    held_out,
     source,
 )
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
 
 __all__ = ["Budget", "Chance", "Comparison", "Compressed", "Network", "Verdict", "compress"]
 
 Tell = Callable[[str], None]
 TRIAL = 4  # one in so many images is enough to see how a network would heal
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A limit of the budget, and what came of it."""
-
-    what: str
-    limit: float
-    value: float
-    met: bool
-
-    def __str__(self) -> str:
-        asked = f"{self.what}: {_number(self.value)}, asked for {_number(self.limit)}"
-        return f"{asked}: {'met' if self.met else f'missed by {_number(abs(self.value - self.limit))}'}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.2f}"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The dense network, the small one, and what the budget came to. Print it for the table. ``answers`` are what both
-    got right on the same test inputs, by class. ``chance`` is None, and ``answers`` empty, for records that do not
-    say."""
-
-    dense: Network
-    small: Network
-    budget: Budget
-    chance: Chance | None
-    answers: tuple[Answers, ...]
-
-    @property
-    def useless(self) -> str | None:
-        """A sentence if the small network cannot be told from one that always answers with the largest class."""
-        if self.chance is None:
-            return None
-        low, high = self.chance.interval(self.small.test_accuracy)
-        if low > self.chance.largest_class:
-            return None
-        return (
-            f"the small network is at chance: {100 * self.small.test_accuracy:.2f} % (95 % interval {100 * low:.2f} to "
-            f"{100 * high:.2f}) where the largest class alone has {100 * self.chance.largest_class:.2f} %; "
-            "allow it more, take a smaller λ, or heal for longer."
-        )
-
-    def verdicts(self) -> tuple[Verdict, ...]:
-        dense, small, budget = self.dense, self.small, self.budget
-        most = (
-            ("neurons", budget.max_neurons, small.neurons),
-            ("parameters", budget.max_params, small.parameters),
-            ("bytes", budget.max_bytes, small.bytes),
-            ("points of test accuracy lost", budget.max_drop, 100 * (dense.test_accuracy - small.test_accuracy)),
-        )
-        found = [Verdict(what, float(a), float(b), b <= a) for what, a, b in most if a is not None]
-        if budget.min_speedup is not None:
-            faster = dense.latency_ms / small.latency_ms
-            found.append(Verdict("times faster", budget.min_speedup, faster, faster >= budget.min_speedup))
-        return tuple(found)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for records."""
-        return {
-            "dense": asdict(self.dense),
-            "small": asdict(self.small),
-            "budget": [asdict(verdict) for verdict in self.verdicts()],
-            "chance": None if self.chance is None else asdict(self.chance),
-            "answers": [asdict(one) for one in self.answers],
-        }
-
-    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
-        from rich.table import Table
-
-        dense, small = self.dense, self.small
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column("")
-        for name in ("dense", "compacted", "ratio"):
-            table.add_column(name, justify="right", no_wrap=True)
-        points = 100 * (small.test_accuracy - dense.test_accuracy)
-        accuracies = (f"{100 * n.test_accuracy:.2f} %" for n in (dense, small))
-        table.add_row("test accuracy", *accuracies, f"{points:+.2f} points")
-        if self.answers:
-            *each, (low, high) = Answers.total(self.answers).intervals()
-            intervals = [f"{100 * a:.2f} to {100 * b:.2f}" for a, b in each]
-            table.add_row("its 95 % interval", *intervals, f"{100 * low:+.2f} to {100 * high:+.2f}")
-        rows = (
-            ("neurons", dense.neurons, small.neurons, ",d"),
-            ("parameters", dense.parameters, small.parameters, ",d"),
-            ("file, bytes", dense.bytes, small.bytes, ",d"),
-            ("ONNX file, bytes", dense.onnx_bytes, small.onnx_bytes, ",d"),
-            ("multiply-adds, one input", dense.macs, small.macs, ",d"),
-            ("onnxruntime, one input, one thread, ms", dense.latency_ms, small.latency_ms, ".3f"),
-        )
-        for name, before, after, how in rows:
-            ratio = f"{before / after:.1f}x" if after else "-"
-            table.add_row(name, format(before, how), format(after, how), ratio)
-        yield table
-        for verdict in self.verdicts():
-            yield str(verdict)
-        if self.useless:
-            yield self.useless
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=100, color_system=None)
-        with console.capture() as found:
-            console.print(self)
-        return found.get().rstrip()
 
 
 @dataclass(frozen=True)
@@ -207,8 +96,9 @@ def compress(
 ) -> Compressed:
     """Train a copy of ``model``, make it small, and compare the two.
 
-    ``train``, ``val`` and ``test`` give pairs (input, class numbers), as a ``DataLoader`` does; ``test`` is ``val`` if
-    there is none. Or ``train`` is a :class:`quern.data.ImageSet`, which has all three.
+    ``train``, ``val`` and ``test`` give pairs (input, class numbers), as a ``DataLoader`` does; without ``test``
+    they are compared on ``val``, and the table says so. Or ``train`` is a :class:`quern.data.ImageSet`, which has all
+    three.
 
     ``epochs`` train the dense network (0: it is trained already), ``grind`` drive neurons to zero under ``penalty``,
     ``heal`` train what is left, with the share ``distill`` of the loss asking for the dense network's answers.
@@ -329,7 +219,7 @@ def _stages(
     times = time_onnx(
         {name: job.out / name / "model.onnx" for name in ("dense", "small")}, job.batches.example.shape[1:]
     )
-    labels, kinds = judged(dense, small, job.batches.test())
+    labels, kinds = judged(dense, small, held_out(job.batches))
     answers = counted(labels, kinds, job.data.classes if isinstance(job.data, ImageSet) else ())
     total = Answers.total(answers)
     found = Compressed(
@@ -367,11 +257,14 @@ def _train_dense(job: _Job, model: nn.Module, settings: Settings | None) -> tupl
         return dense, job.fit("dense", dense, settings)
     dense.to(job.batches.example.device).eval()
     _, val_accuracy = evaluate(dense, job.batches.val())
-    loss, accuracy = evaluate(dense, job.batches.test())
-    result = Result((), 0, val_accuracy, accuracy, loss, measure(dense, job.batches.example), 0.0)
-    folder, metrics = job.out / "dense", {"test_accuracy": accuracy, "val_accuracy": val_accuracy}
+    tests = job.batches.test()
+    loss, accuracy = (None, None) if tests is None else evaluate(dense, tests)
+    result, folder = (
+        Result((), 0, val_accuracy, accuracy, loss, measure(dense, job.batches.example), 0.0),
+        job.out / "dense",
+    )
     folder.mkdir(parents=True, exist_ok=True)
-    io.save(dense, folder / "model.safetensors", metrics=metrics, images=job.batches.about())
+    io.save(dense, folder / "model.safetensors", metrics=result.accuracies(), images=job.batches.about())
     write_text(folder / "result.json", json.dumps(result.to_dict(), indent=1))
     return dense, result
 
@@ -425,7 +318,7 @@ def _check(model: nn.Module, settings: Settings, budget: Budget, data: ImageSet 
         settings.penalty.targets(model)
     except ValueError as reason:
         raise TrainingError(str(reason)) from reason
-    if next(iter(batches.test()), None) is None:
+    if next(iter(held_out(batches)), None) is None:
         raise TrainingError("the loader to test with has no batches.")
     check_fits(model, data, batches)
     check_compacts(model, batches.example)
@@ -464,13 +357,11 @@ def _export(job: _Job, name: str, network: nn.Module) -> None:
         to_onnx(network, path, job.some())
 
 
-def _column(
-    job: _Job, name: str, network: nn.Module, result: Result, test_accuracy: float, latency_ms: float
-) -> Network:
-    found, folder = measure(network, job.batches.example), job.out / name
+def _column(job: _Job, name: str, network: nn.Module, result: Result, accuracy: float, latency_ms: float) -> Network:
+    found, folder, tested = measure(network, job.batches.example), job.out / name, result.test_accuracy is not None
     return Network(
-        test_accuracy=test_accuracy,
-        val_accuracy=result.val_accuracy,
+        test_accuracy=accuracy if tested else None,
+        val_accuracy=result.val_accuracy if tested else accuracy,
         neurons=found.neurons,
         parameters=found.parameters,
         bytes=(folder / "model.safetensors").stat().st_size,

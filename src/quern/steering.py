@@ -31,6 +31,7 @@ from quern.nn import batch_norms
 from quern.nn._conv import _QConvolution
 from quern.nn._norm import _QBatchNorm
 from quern.penalties import Penalty
+from quern.records import Budget
 from quern.schema import Between, Count, Positive, Share, check
 from quern.sparsity import measure, work
 from quern.train import MILESTONES, Grinding
@@ -66,39 +67,6 @@ class _Memory(TypedDict):
     trials: list[_Tried]
     counted: bool
     steps: NotRequired[Annotated[float, Between(1e-13, 1e13)]]
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What the small network may take: quaternion neurons, parameters, bytes of its ``.safetensors`` file; how many
-    times faster than the dense one it has to be (onnxruntime, one input, one thread); and how many points of accuracy
-    it may lose."""
-
-    max_neurons: int | None = None
-    max_params: int | None = None
-    max_bytes: int | None = None
-    min_speedup: float | None = None
-    max_drop: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("max_neurons", "max_params", "max_bytes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise TrainingError(f"{name} is {value}, but a network needs at least 1.")
-        if self.min_speedup is not None and not 1 <= self.min_speedup < math.inf:
-            raise TrainingError(f"min_speedup is {self.min_speedup}, but must be at least 1.")
-        if self.max_drop is not None and not 0 <= self.max_drop < 100:
-            raise TrainingError(f"max_drop is {self.max_drop}, but must be points of accuracy, from 0 to 100.")
-
-    @property
-    def of_size(self) -> bool:
-        return any(limit is not None for limit in (self.max_neurons, self.max_params, self.max_bytes, self.min_speedup))
-
-    def __bool__(self) -> bool:
-        return self.of_size or self.max_drop is not None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from quern.cli._console import out_console, say
 from quern.cli._folder import begun, how_to_go_on
 from quern.cli._train import print_result
 from quern.errors import TrainingError
-from quern.records import Begun, Course, Environment, Epoch, Result, TrainConfig, read_compression
+from quern.records import Begun, Budget, Comparison, Course, Environment, Epoch, Result, TrainConfig, read_compression
 from quern.schema import visible
 
 
@@ -66,7 +66,6 @@ def _history(run: Path) -> list[Epoch]:
 
 
 def _show_compressed(run: Path, about: Begun, history: bool) -> None:
-    from quern.pipeline import Budget, Comparison
     from quern.progress import summary
 
     path, found, said = run / "record.json", None, []

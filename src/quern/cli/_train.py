@@ -347,8 +347,9 @@ def _zeros(settings: Course) -> str:
 
 def print_result(result: Result, settings: Course, console: Console) -> None:
     found = result.sparsity
+    tested = "no test accuracy" if result.test_accuracy is None else f"test accuracy {result.test_accuracy:.2%}"
     say(
-        f"test accuracy {result.test_accuracy:.2%} (validation {result.val_accuracy:.2%}, epoch {result.best_epoch} of "
+        f"{tested} (validation {result.val_accuracy:.2%}, epoch {result.best_epoch} of "
         f"{settings.total})\n{_zeros(settings)}: {found.component_sparsity:.1%} of components, "
         f"{found.quaternion_sparsity:.1%} of quaternions, {found.neuron_sparsity:.1%} of neurons",
         console,

@@ -21,7 +21,7 @@ from quern.export import to_onnx
 from quern.nn import quaternion_weights
 from quern.records import Run
 from quern.sparsity import Sparsity, measure
-from quern.train import Result, Settings, evaluate, find_device, fit, source
+from quern.train import Result, Settings, evaluate, find_device, fit, held_out, source
 
 EDGES = [n / 4 for n in range(-24, 9)]  # exponents of ten
 
@@ -116,6 +116,6 @@ def _sizes(dense: nn.Module, small: nn.Module, images: ImageSet, settings: Setti
         times = time_onnx(files, images.shape)
     for name, about in found.items():
         about["latency_ms"] = times[name].median_ms
-    tests = source(images, settings, Team(), find_device(settings.device)).test()
+    tests = held_out(source(images, settings, Team(), find_device(settings.device)))
     _, found["small"]["test_accuracy"] = evaluate(small, tests)
     return found

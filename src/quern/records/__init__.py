@@ -36,6 +36,7 @@ from typing import Any
 from quern import schema
 from quern.errors import RecordError
 from quern.files import claimed, sweep, write_text
+from quern.records._comparison import Budget, Comparison, Verdict
 from quern.records._kinds import (
     Answers,
     Begun,
@@ -77,7 +78,18 @@ from quern.records._sparsity import LayerSparsity, Sparsity
 from quern.records._training import Course, Result, Term, Terms
 
 __all__ = ["DATASETS", "FAMILIES", "FIGURE2", "METHODS", "NEURONS", "PAPER", "TABLE1", "Answers", "Begun", "Chance"]
-__all__ += ["CompressConfig", "Course", "LayerSparsity", "Result", "Sparsity", "Term", "Terms"]
+__all__ += [
+    "Budget",
+    "Comparison",
+    "CompressConfig",
+    "Course",
+    "LayerSparsity",
+    "Result",
+    "Sparsity",
+    "Term",
+    "Terms",
+    "Verdict",
+]
 __all__ += ["Compression", "Dataset", "Environment", "Epoch", "Family", "Histories", "LayerCounts", "Method"]
 __all__ += ["Moduli", "Network", "Record", "Run", "SampleRow", "Samples", "Sizes", "StageSettings", "Timings"]
 __all__ += ["TrainConfig", "TrialRow", "Trials", "check_known", "check_writable", "keep", "read", "read_compression"]

@@ -242,11 +242,11 @@ class Begun(TypedDict):
 
 @dataclass(frozen=True)
 class Network:
-    """One column of the table. ``bytes`` are those of its ``.safetensors`` file, ``macs`` real multiply-adds for one
-    input, ``latency_ms`` the median time of onnxruntime for one input on one thread, ``seconds`` how long it was
-    trained."""
+    """One column of the table. ``test_accuracy`` is None where there was nothing to test with. ``bytes`` are those of
+    its ``.safetensors`` file, ``macs`` real multiply-adds for one input, ``latency_ms`` the median time of onnxruntime
+    for one input on one thread, ``seconds`` how long it was trained."""
 
-    test_accuracy: Share
+    test_accuracy: Share | None
     val_accuracy: Share
     neurons: Count
     parameters: Count
@@ -256,10 +256,20 @@ class Network:
     latency_ms: Milliseconds
     seconds: Seconds
 
+    @property
+    def judged_by(self) -> str:
+        """The inputs that ``accuracy`` is about."""
+        return "validation" if self.test_accuracy is None else "test"
+
+    @property
+    def accuracy(self) -> float:
+        return self.val_accuracy if self.test_accuracy is None else self.test_accuracy
+
 
 @dataclass(frozen=True)
 class Chance:
-    """What there is to beat without looking at the input: the share of the largest class among so many test inputs."""
+    """What there is to beat without looking at the input: the share of the largest class among so many
+    inputs."""
 
     largest_class: Share
     inputs: Annotated[int, Between(1.0, 1e15)]
@@ -271,7 +281,7 @@ class Chance:
 
 @dataclass(frozen=True)
 class Answers:
-    """Of the test inputs of the class ``name``: how many both networks answer right, only one of them, or neither."""
+    """Of the inputs of the class ``name``: how many both networks answer right, only one of them, or neither."""
 
     name: Text
     both: Count

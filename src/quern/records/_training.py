@@ -74,15 +74,21 @@ class Course:
 
 @dataclass(frozen=True)
 class Result:
-    """What a training reached: the kept epoch's validation accuracy, the test accuracy, and the network's sparsity."""
+    """What a training reached: the kept epoch's validation accuracy, the test accuracy (None where there was nothing to
+    test with), and the network's sparsity."""
 
     history: tuple[Epoch, ...]
     best_epoch: Count
     val_accuracy: Share
-    test_accuracy: Share
-    test_loss: Measured
+    test_accuracy: Share | None
+    test_loss: Measured | None
     sparsity: Sparsity
     seconds: Seconds
+
+    def accuracies(self) -> dict[str, float]:
+        """Those there are, for the file of the network."""
+        tested = {} if self.test_accuracy is None else {"test_accuracy": self.test_accuracy}
+        return {**tested, "val_accuracy": self.val_accuracy}
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "history": list(self.history), "sparsity": self.sparsity.to_dict()}

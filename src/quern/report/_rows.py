@@ -204,12 +204,13 @@ def compressed(found: Found) -> Table | None:
 
 
 def _compressed(one: Compressed) -> tuple[Cell, ...]:
+    untested = "" if one.small.judged_by == "test" else " (validation)"
     return (
         word(one.name),
         word(DATASETS.get(one.dataset, one.dataset)),
         word(f"{one.dense.neurons:,} → {one.small.neurons:,}"),
         word(f"{one.dense.parameters:,} → {one.small.parameters:,}"),
-        word(f"{100 * one.dense.test_accuracy:.2f} → {100 * one.small.test_accuracy:.2f}"),
+        word(f"{100 * one.dense.accuracy:.2f} → {100 * one.small.accuracy:.2f}{untested}"),
         ratio(one.dense.bytes, one.small.bytes),
         ratio(one.dense.latency_ms, one.small.latency_ms),
         word(one.command),

@@ -134,10 +134,10 @@ def read_run(folder: Path) -> RunPage:
 
 def _compared(dense: Network, small: Network, total: Answers | None) -> Table:
     """Both networks next to each other."""
-    points = 100 * (small.test_accuracy - dense.test_accuracy)
-    accuracies = [100 * n.test_accuracy for n in (dense, small)]
+    points = 100 * (small.accuracy - dense.accuracy)
+    accuracies = [100 * n.accuracy for n in (dense, small)]
     first = (
-        word("test accuracy"),
+        word(f"{small.judged_by} accuracy"),
         *(Cell(f"{value:.2f} %", value) for value in accuracies),
         Cell(f"{points:+.2f} points", points),
     )
@@ -162,7 +162,7 @@ def _lost(answers: Sequence[Answers]) -> str:
         return "No class lost any."
     before, after = worst.both + worst.only_dense, worst.both + worst.only_small
     return (
-        f"Class {visible(worst.name)} lost the most: {amount(after)} of its {amount(worst.inputs)} test inputs are "
+        f"Class {visible(worst.name)} lost the most: {amount(after)} of its {amount(worst.inputs)} inputs are "
         f"answered right, where the dense network has {amount(before)}."
     )
 
@@ -189,7 +189,7 @@ def _title(record: Compression) -> str:
 
 
 def _summary(dense: Network, small: Network, total: Answers | None) -> str:
-    points = 100 * (small.test_accuracy - dense.test_accuracy)
+    points = 100 * (small.accuracy - dense.accuracy)
     change = f"{abs(points):.2f} points {'higher' if points >= 0 else 'lower'}"
     sure = "."
     if total is not None:
@@ -199,7 +199,8 @@ def _summary(dense: Network, small: Network, total: Answers | None) -> str:
     return (
         f"{amount(small.neurons)} of {amount(dense.neurons)} neurons and {amount(small.parameters)} of "
         f"{amount(dense.parameters)} parameters are left. "
-        f"Test accuracy is {100 * small.test_accuracy:.2f}\u00a0%, {change} than that of the dense network{sure}"
+        f"{small.judged_by.capitalize()} accuracy is {100 * small.accuracy:.2f}\u00a0%, {change} than that of the "
+        f"dense network{sure}"
     )
 
 

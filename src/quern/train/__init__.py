@@ -6,7 +6,7 @@ and resumed ends with exactly the weights of one that was not.
 
 from quern.errors import Stopped
 from quern.records import Result
-from quern.train._batches import Loaders, Source, augment, check_fits, derived_seed, evaluate, source
+from quern.train._batches import Loaders, Source, augment, check_fits, derived_seed, evaluate, held_out, source
 from quern.train._files import NAMES
 from quern.train._protocols import Grinding, Steer, Watcher
 from quern.train._run import MILESTONES, check_compacts, find_device, fit
@@ -22,5 +22,6 @@ __all__ += [
     "evaluate",
     "find_device",
     "fit",
+    "held_out",
     "source",
 ]

@@ -53,7 +53,8 @@ class Loaders:
     """Batches of your own: each is an iterable of pairs (input, class numbers), such as a ``DataLoader``.
 
     ``train`` is gone through once an epoch and needs a length; what it draws from torch's global generator is the same
-    in a training that was resumed. The others are gone through several times; ``test`` is ``val`` if there is none.
+    in a training that was resumed. The others are gone through several times. Without ``test``
+    there is no test accuracy.
     """
 
     train: Iterable[Any]
@@ -72,14 +73,14 @@ class Batch(NamedTuple):
 
 @runtime_checkable
 class Source(Protocol):
-    """Where a training gets its batches from."""
+    """Where a training gets its batches from. ``test()`` is None where there is nothing to test with."""
 
     steps: int
     example: Tensor
 
     def batches(self, epoch: int, first: int, teacher: nn.Module | None) -> Iterator[Batch]: ...
     def val(self) -> Iterator[tuple[Tensor, Tensor]]: ...
-    def test(self) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def test(self) -> Iterator[tuple[Tensor, Tensor]] | None: ...
     def about(self) -> dict[str, Any] | None: ...
 
 
@@ -113,6 +114,11 @@ def check_labels(labels: Tensor, scores: Tensor) -> None:
             f"a label is {int(labels[wrong][0])}, but the network gives {classes} scores, for classes 0 to "
             f"{classes - 1}: count classes from 0, or give the network a score for each."
         )
+
+
+def held_out(batches: Source) -> Iterator[tuple[Tensor, Tensor]]:
+    """What two networks are compared on: the inputs to test with, or without such those to validate with."""
+    return batches.val() if (tests := batches.test()) is None else tests
 
 
 def source(data: ImageSet | Loaders, settings: Settings, crew: Team, device: torch.device) -> Source:
@@ -214,8 +220,8 @@ class _FromLoaders:
     def val(self) -> Iterator[tuple[Tensor, Tensor]]:
         return map(self._pair, self.data.val)
 
-    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return map(self._pair, self.data.val if self.data.test is None else self.data.test)
+    def test(self) -> Iterator[tuple[Tensor, Tensor]] | None:
+        return None if self.data.test is None else map(self._pair, self.data.test)
 
     def _pair(self, pair: Any) -> tuple[Tensor, Tensor]:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(t, Tensor) for t in pair)):

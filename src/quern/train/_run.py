@@ -289,12 +289,13 @@ class _Run:
 
     def _curves(self) -> dict[str, Any]:
         """What an epoch is recorded with for figures alone."""
-        _, accuracy = evaluate(self.model, self.source.test(), self.crew)
+        tests = self.source.test()
+        tested = {} if tests is None else {"test_accuracy": evaluate(self.model, tests, self.crew)[1]}
         try:
             neurons = plan(self.model, self.example, self.settings.tol).neurons[1]
         except CompactionError:  # a network that cannot be made smaller can still be trained
             neurons = None
-        return {"test_accuracy": accuracy, "compacted_neurons": neurons}
+        return {**tested, "compacted_neurons": neurons}
 
     def _strength(self, epoch: int, step: int) -> float:
         if self.steer is not None and self.settings.phase(epoch)[0] == "grind":
@@ -366,7 +367,8 @@ class _Run:
         if self.settings.compact_every:
             self._compact()
         self.model.eval()
-        test_loss, test_accuracy = evaluate(self.model, self.source.test(), self.crew)
+        tests = self.source.test()
+        test_loss, test_accuracy = (None, None) if tests is None else evaluate(self.model, tests, self.crew)
         history, best = self.state["history"], self.state["best"]
         result = Result(
             history=tuple(history),
@@ -379,8 +381,7 @@ class _Run:
         )
         if self.files.writes:
             with self.files.writing("model.safetensors") as path:
-                about = {"test_accuracy": test_accuracy, "val_accuracy": best["val_accuracy"]}
-                io.save(self.model, path, metrics=about, images=self.source.about())
+                io.save(self.model, path, metrics=result.accuracies(), images=self.source.about())
             self.files.write_history(history)  # killed right after the last checkpoint, it may lack a line
             with self.files.writing("result.json") as path:
                 write_text(path, json.dumps(result.to_dict(), indent=1))

@@ -1,0 +1,154 @@
+"""A budget, and two networks next to each other: what ``quern compress`` was asked for and what came of it."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from quern.errors import TrainingError
+from quern.records._kinds import Answers, Chance, Network
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the small network may take: quaternion neurons, parameters, bytes of its ``.safetensors`` file; how many
+    times faster than the dense one it has to be (onnxruntime, one input, one thread); and how many points of accuracy
+    it may lose."""
+
+    max_neurons: int | None = None
+    max_params: int | None = None
+    max_bytes: int | None = None
+    min_speedup: float | None = None
+    max_drop: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_neurons", "max_params", "max_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise TrainingError(f"{name} is {value}, but a network needs at least 1.")
+        if self.min_speedup is not None and not 1 <= self.min_speedup < math.inf:
+            raise TrainingError(f"min_speedup is {self.min_speedup}, but must be at least 1.")
+        if self.max_drop is not None and not 0 <= self.max_drop < 100:
+            raise TrainingError(f"max_drop is {self.max_drop}, but must be points of accuracy, from 0 to 100.")
+
+    @property
+    def of_size(self) -> bool:
+        return any(limit is not None for limit in (self.max_neurons, self.max_params, self.max_bytes, self.min_speedup))
+
+    def __bool__(self) -> bool:
+        return self.of_size or self.max_drop is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A limit of the budget, and what came of it."""
+
+    what: str
+    limit: float
+    value: float
+    met: bool
+
+    def __str__(self) -> str:
+        asked = f"{self.what}: {_number(self.value)}, asked for {_number(self.limit)}"
+        return f"{asked}: {'met' if self.met else f'missed by {_number(abs(self.value - self.limit))}'}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.2f}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The dense network, the small one, and what the budget came to. Print it for the table. ``answers`` are what both
+    got right on the same inputs, by class. ``chance`` is None, and ``answers`` empty, for records that do not
+    say."""
+
+    dense: Network
+    small: Network
+    budget: Budget
+    chance: Chance | None
+    answers: tuple[Answers, ...]
+
+    @property
+    def useless(self) -> str | None:
+        """A sentence if the small network cannot be told from one that always answers with the largest class."""
+        if self.chance is None:
+            return None
+        accuracy = self.small.accuracy
+        low, high = self.chance.interval(accuracy)
+        if low > self.chance.largest_class:
+            return None
+        return (
+            f"the small network is at chance: {100 * accuracy:.2f} % (95 % interval {100 * low:.2f} to "
+            f"{100 * high:.2f}) where the largest class alone has {100 * self.chance.largest_class:.2f} %; "
+            "allow it more, take a smaller λ, or heal for longer."
+        )
+
+    def verdicts(self) -> tuple[Verdict, ...]:
+        dense, small, budget = self.dense, self.small, self.budget
+        most = (
+            ("neurons", budget.max_neurons, small.neurons),
+            ("parameters", budget.max_params, small.parameters),
+            ("bytes", budget.max_bytes, small.bytes),
+            (f"points of {small.judged_by} accuracy lost", budget.max_drop, 100 * (dense.accuracy - small.accuracy)),
+        )
+        found = [Verdict(what, float(a), float(b), b <= a) for what, a, b in most if a is not None]
+        if budget.min_speedup is not None:
+            faster = dense.latency_ms / small.latency_ms
+            found.append(Verdict("times faster", budget.min_speedup, faster, faster >= budget.min_speedup))
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for records."""
+        return {
+            "dense": asdict(self.dense),
+            "small": asdict(self.small),
+            "budget": [asdict(verdict) for verdict in self.verdicts()],
+            "chance": None if self.chance is None else asdict(self.chance),
+            "answers": [asdict(one) for one in self.answers],
+        }
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        from rich.table import Table
+
+        dense, small = self.dense, self.small
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("")
+        for name in ("dense", "compacted", "ratio"):
+            table.add_column(name, justify="right", no_wrap=True)
+        points = 100 * (small.accuracy - dense.accuracy)
+        accuracies = (f"{100 * n.accuracy:.2f} %" for n in (dense, small))
+        table.add_row(f"{small.judged_by} accuracy", *accuracies, f"{points:+.2f} points")
+        if self.answers:
+            *each, (low, high) = Answers.total(self.answers).intervals()
+            intervals = [f"{100 * a:.2f} to {100 * b:.2f}" for a, b in each]
+            table.add_row("its 95 % interval", *intervals, f"{100 * low:+.2f} to {100 * high:+.2f}")
+        rows = (
+            ("neurons", dense.neurons, small.neurons, ",d"),
+            ("parameters", dense.parameters, small.parameters, ",d"),
+            ("file, bytes", dense.bytes, small.bytes, ",d"),
+            ("ONNX file, bytes", dense.onnx_bytes, small.onnx_bytes, ",d"),
+            ("multiply-adds, one input", dense.macs, small.macs, ",d"),
+            ("onnxruntime, one input, one thread, ms", dense.latency_ms, small.latency_ms, ".3f"),
+        )
+        for name, before, after, how in rows:
+            ratio = f"{before / after:.1f}x" if after else "-"
+            table.add_row(name, format(before, how), format(after, how), ratio)
+        yield table
+        for verdict in self.verdicts():
+            yield str(verdict)
+        if self.useless:
+            yield self.useless
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=100, color_system=None)
+        with console.capture() as found:
+            console.print(self)
+        return found.get().rstrip()
