@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from quern import nn as qnn
-from quern.graph import REAL_CONVOLUTIONS
+from quern.graph import REAL_CONVOLUTIONS, check_module, inputs_of
 from quern.liveness import liveness
 from quern.nn._conv import _QConvolution
 from quern.nn._recurrent import _QRecurrent
@@ -187,7 +187,8 @@ def measure(model: nn.Module, example_input: Tensor | tuple[Any, ...] | None = N
     """
     if not (tol >= 0 and math.isfinite(tol)):
         raise ValueError(f"tol is {tol}, but it must be a finite number that is not negative.")
-    work = None if example_input is None else _work(model, example_input, tol)
+    check_module(model)
+    work = None if example_input is None else _work(model, inputs_of(model, example_input), tol)
     found = liveness(model, tol)
     layers, seen = [], set()
     for name, layer in model.named_modules():
@@ -228,10 +229,9 @@ def _nonzero(t: Tensor, tol: float) -> int:
     return t.numel() - int((t.abs() <= tol).sum())  # what is not a number is not zero
 
 
-def _work(model: nn.Module, example_input: Tensor | tuple[Any, ...], tol: float) -> dict[str, tuple[int, int]]:
+def _work(model: nn.Module, args: tuple[Any, ...], tol: float) -> dict[str, tuple[int, int]]:
     """Real multiply-adds of every weighted layer by name, with and without zeros, for one sample."""
     found: dict[str, tuple[int, int]] = {}
-    args = example_input if isinstance(example_input, tuple) else (example_input,)
     batch = max(1, next((a.shape[0] for a in args if isinstance(a, Tensor)), 1))
 
     def count(name: str, weights: Iterable[Tensor], uses: int, per_number: int) -> None:

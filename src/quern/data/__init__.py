@@ -17,7 +17,7 @@ from quern.data._formats import Arrays
 from quern.data._npz import read_npz
 from quern.data._pictures import read_pictures
 from quern.data._sources import SOURCES, BadFile, Progress, cache_file, cache_folder, obtain, read_cache, sums
-from quern.errors import DataError
+from quern.errors import DataError, instead_of
 from quern.files import printable
 
 __all__ = ["NAMES", "ImageSet", "Images", "cache_file", "cache_folder", "cifar10", "digits", "fetch", "image_folder"]
@@ -118,7 +118,8 @@ def load(
         if size is not None:
             raise DataError(f"{source} has images of one size; --image-size is for folders of images.")
         return npz(path)
-    raise DataError(f"there is no data set {source}: give one of {', '.join(NAMES)}, an .npz file, or a folder.")
+    otherwise = f"give one of {', '.join(NAMES)}, an .npz file, or a folder."
+    raise DataError(f"there is no data set {source}: {instead_of(str(source), NAMES, otherwise)}")
 
 
 def mnist(data_dir: Path | str | None = None, progress: Progress | None = None) -> ImageSet:
