@@ -78,6 +78,9 @@ def test_bench_compares_a_run_with_itself_compacted(run: Path) -> None:
 def test_what_is_wrong_is_one_sentence(run: Path, tmp_path: Path) -> None:
     assert "is not there" in refused("bench", tmp_path / "none.safetensors")
     assert "holds no model.safetensors" in refused("compact", tmp_path, "--out", tmp_path / "x")
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "runs" / "first" / "config.json").write_text("{}")
+    assert f"give one, such as {tmp_path}/runs/first." in refused("bench", tmp_path / "runs")
     (tmp_path / "config.json").write_text("{}")
     assert "not finished" in refused("export", tmp_path, tmp_path / "x.onnx")
     assert "neither .onnx nor .pt2" in refused("export", run, tmp_path / "x.tflite")

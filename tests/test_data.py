@@ -1223,6 +1223,11 @@ def test_paths_may_be_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         obtain("mnist", str(tmp_path / "none"))
 
 
+def test_the_set_that_was_meant_is_named() -> None:
+    with pytest.raises(DataError, match=r"^there is no data set mnsit: did you mean mnist\?$"):
+        data.load("mnsit")
+
+
 @pytest.mark.unchecked
 def test_images_must_be_bytes_with_a_class_number_each() -> None:
     pixels, labels = torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.zeros(4, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""What cannot be traced is said with the file, the line, the cause and what to do."""
+"""What cannot be traced is said with the file, the line, the cause and what to do; and so is what is no network."""
 
 import math
 import re
@@ -11,12 +11,18 @@ import torch
 from beartype import beartype
 from torch import Tensor, nn
 
+import quern
+from quern import io
 from quern import nn as qnn
 from quern.compact import compact, plan
-from quern.errors import TraceError
-from quern.export import to_real
+from quern.errors import CompactionError, InputError, TraceError
+from quern.export import to_onnx, to_real
 from quern.folding import fold
 from quern.graph import trace
+from quern.optim import freeze_zeros
+from quern.penalties import RQL
+from quern.sparsity import measure
+from quern.train import Loaders, Settings, fit
 from tests.networks import Wired
 
 
@@ -179,3 +185,45 @@ def test_what_torch_made_of_a_network_is_named() -> None:
                 action(model)
     with pytest.raises(TraceError, match=r"test_graph\.py:\d+ calls what went through torch\.compile; .*"):
         trace(Held(torch.compile(helper, backend="eager")))
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model: compact(model, torch.ones(1, 8)),
+        to_real,
+        fold,
+        measure,
+        freeze_zeros,
+        RQL(1.0),
+        lambda model: io.save(model, "never"),
+        lambda model: quern.compress(model, []),
+        lambda model: fit(model, Loaders([], []), Settings()),
+    ],
+)
+def test_what_is_no_network_is_said_by_all(use: Callable[[Any], Any]) -> None:
+    for given, said in (
+        (nn.Linear(2, 2).state_dict(), "OrderedDict: put its tensors into one by load_state_dict"),
+        ("net.safetensors", r"str: quern\.io\.load reads one from a file, quern\.models has functions that build one"),
+        (nn.Linear, r"the class Linear: build one, Linear\(\.\.\.\)"),
+        (3, "int"),
+    ):
+        with pytest.raises(InputError, match=rf"^the network must be an nn\.Module, but is {said}\.$"):
+            use(given)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("use", [plan, measure, to_real, lambda model, x: to_onnx(model, "never", x)])
+def test_what_is_no_example_is_said_by_all(use: Callable[..., Any]) -> None:
+    model = nn.Sequential(qnn.QLinear(8, 8))
+    for given, said in (
+        ((2, 8), r"must be an input, not its shape: torch\.randn\(2, 8\)"),
+        (torch.ones(2, 8).shape, r"must be an input, not its shape: torch\.randn\(2, 8\)"),
+        ([torch.ones(2, 8)], "must be an input of the network, a tensor or a tuple of several, but is of type list"),
+        (np.ones((2, 8)), "must be an input of the network, a tensor or a tuple of several, but is of type ndarray"),
+    ):
+        with pytest.raises(InputError, match=rf"^the example {said}\.$"):
+            use(model, given)
+    with pytest.raises(CompactionError, match=r"^the third argument is an optimizer, but 0\.001 was given: .*\.$"):
+        compact(model, torch.ones(2, 8), 1e-3)  # pyright: ignore[reportArgumentType]

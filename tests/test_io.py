@@ -2,16 +2,20 @@
 
 import copy
 import errno
+import gzip
 import hashlib
 import json
 import math
 import os
+import pickle
 import random
 import re
 import resource
 import subprocess
 import sys
+import tempfile
 import time
+import zipfile
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -25,12 +29,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import quern.export
 from quern import compact, folding, io, models
 from quern import nn as qnn
 from quern.errors import FileError, NotFiniteWarning
+from quern.files import foreign_kind
 from quern.io._header import checked_arguments
 from quern.io._wrong import sentences
 from quern.origin import Origin, origin, set_origin
+from tests.commands import refused as refused_by_command
 
 ROOT = Path(__file__).parents[1]
 INPUTS = {"mnist": (2, 1, 28, 28), "cifar": (2, 3, 32, 32), "digits": (2, 1, 8, 8)}
@@ -683,9 +690,9 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "header of 2**63": ((1 << 63).to_bytes(8, "little") + TINY[8:], "claims a header of 9,223,372,036,854,775,808"),
     "header of 2**64 - 1": (b"\xff" * 8 + TINY[8:], "claims a header of 18,446,744,073,709,551,615"),
     "zeros": (b"\0" * 1000, "header is not JSON"),
-    "text": (b"hello, this is no file of quern", "claims a header"),
-    "a pickle": (b"\x80\x04\x95" + b"\0" * 100, "claims a header|not JSON"),
-    "a zip": (b"PK\x03\x04" + b"\0" * 100, "not JSON|claims"),
+    "text": (b"hello, this is no file of quern", "is a text file, but should be"),
+    "a pickle": (b"\x80\x04\x95" + b"\0" * 100, "is a pickle file, but should be"),
+    "a zip": (b"PK\x03\x04" + b"\0" * 100, "is a zip archive, but should be"),
     "not UTF-8": (with_header(TINY, b'{"\xff": 1}'), "not JSON"),
     "UTF-16": (with_header(TINY, '{"a": 1}'.encode("utf-16")), "not JSON"),
     "a list": (with_header(TINY, []), "header is not a table"),
@@ -874,9 +881,71 @@ def test_paths_that_are_not_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_checkpoint_of_a_training_is_not_a_network(tmp_path: Path) -> None:
     from quern import checkpoint
 
-    checkpoint.save(tmp_path / "last", {"a": torch.ones(2)}, {"epoch": 3})
-    with pytest.raises(FileError, match=r"not one that quern\.io\.save wrote"):
+    checkpoint.save(tmp_path / "last", {"a": torch.ones(2)}, {"epoch": 3, "settings": {}})
+    with pytest.raises(FileError, match=r"last is a checkpoint of a training: give the model\.safetensors"):
         io.load(tmp_path / "last")
+
+
+def _onnx(path: Path) -> None:
+    quern.export.to_onnx(nn.Sequential(nn.Linear(2, 2)), path, torch.ones(1, 2))
+
+
+def _exported(path: Path) -> None:
+    quern.export.to_pt2(nn.Sequential(nn.Linear(2, 2)), path, torch.ones(1, 2))
+
+
+def _zipped(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("note.txt", "none")
+
+
+FOREIGN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "net.onnx": (_onnx, "an ONNX file"),
+    "net.pt2": (_exported, "a file of torch.export"),
+    "net.pt": (lambda path: torch.save(nn.Linear(2, 2).state_dict(), path), "a file of torch.save"),
+    "old.pth": (
+        lambda path: torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=False),
+        "a file of torch.save",
+    ),
+    "net.pkl": (lambda path: path.write_bytes(pickle.dumps({"a": 1})), "a pickle file"),
+    "net.zip": (_zipped, "a zip archive"),
+    "net.npz": (lambda path: np.savez(path, images=np.ones(2)), "an .npz file of numpy"),
+    "net.npy": (lambda path: np.save(path, np.ones(2)), "an .npy file of numpy"),
+    "net.gz": (lambda path: path.write_bytes(gzip.compress(b"none")), "a gzip archive"),
+    "net.py": (lambda path: path.write_text("class Net:\n    pass\n"), "Python code"),
+    "note": (lambda path: path.write_text("hi"), "a text file"),
+    "words.txt": (lambda path: path.write_text("größer als 8 Bytes\n" * 99, encoding="utf-8"), "a text file"),
+    "net.json": (lambda path: path.write_text('{"a": 1}' * 9), "a text file"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_file_of_another_kind_is_named(name: str, tmp_path: Path) -> None:
+    write, kind = FOREIGN[name]
+    path = tmp_path / name
+    write(path)
+    for use in (io.load, io.describe):
+        with pytest.raises(FileError, match=re.escape(f" is {kind}, but should be a network as a .safetensors file")):
+            use(path)
+    said = refused_by_command("compact", path, "--out", tmp_path / "small.safetensors")
+    assert said == f"quern: {path} is {kind}: give a network as a .safetensors file of quern, or a run's folder.\n"
+    assert not (tmp_path / "small.safetensors").exists()
+
+
+@given(st.integers(2, 1 << 39), st.binary(max_size=40))
+def test_what_begins_as_our_files_do_is_of_no_other_kind(length: int, rest: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "net"
+        path.write_bytes(length.to_bytes(8, "little") + b"{" + rest)
+        assert foreign_kind(path) is None
+
+
+def test_the_folder_of_a_run_leads_to_its_network(tmp_path: Path) -> None:
+    io.save(models.digits_cnn(), tmp_path / "model.safetensors")
+    with pytest.raises(
+        FileError, match=re.escape(f"is a folder, but should be the file of a network: give {tmp_path}/m")
+    ):
+        io.load(tmp_path)
 
 
 def test_describe_reads_the_header_only(tmp_path: Path) -> None:

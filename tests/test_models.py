@@ -105,6 +105,9 @@ def test_unknown_norm() -> None:
         models.digits_qcnn(width=(8, 8))  # pyright: ignore[reportCallIssue]
     with pytest.raises(TypeError, match=r"^qresnet20 has no option norm: choose among widths, classes, channels\.$"):
         models.qresnet20(norm="none")  # pyright: ignore[reportCallIssue]
+    for widths in (16, (8, 8, 8)):
+        with pytest.raises(ValueError, match=r"^widths is .*, but must be 2 numbers, one for each convolution\.$"):
+            models.mnist_cnn(widths=widths)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="must be one of none, after_conv, after_activation"):
         models.mnist_qcnn(norm="batch")  # pyright: ignore
 

@@ -24,7 +24,7 @@ from quern.data import Images, ImageSet, digits
 from quern.errors import ExportError, RecordError, Stopped, TrainingError
 from quern.export import open_session
 from quern.files import claimed
-from quern.penalties import RQL, GammaL1
+from quern.penalties import GammaL1
 from quern.pipeline import Compressed
 from quern.records import Answers, read_compression
 from quern.report import write_run_report
@@ -492,8 +492,9 @@ def test_what_cannot_work_is_said_before_any_training(
     monkeypatch.setattr("quern.pipeline.fit", never)
     train, val, _ = loaders
     cases: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], str]] = [
-        (Own(norm=False), (train, val), {}, "GammaL1.* has nothing to act on"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(256, 10)), (train, val), {"penalty": RQL(1.0)}, "nothing to act on"),
+        (Own(norm=False), (train, val), {}, r"GammaL1.* has nothing to act on: .* take a penalty of weights, .*"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(256, 10)), (train, val), {}, "the network has no quaternion layers: .*"),
+        (Own(), ("digits",), {}, r".*load it by quern\.data\.load\('digits'\)"),
         (
             Own(),
             (train, val),
@@ -514,6 +515,9 @@ def test_what_cannot_work_is_said_before_any_training(
         with pytest.raises(TrainingError, match=rf"{said}[^\n]*\.$"):
             quern.compress(net, *data, **{**SHORT, **options}, out=tmp_path / "run")
         assert not (tmp_path / "run").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(RecordError, match=r"file cannot be written to \(Not a directory\): choose another folder\.$"):
+        quern.compress(Own(), train, val, out=tmp_path / "file")
 
 
 def test_the_option_that_was_meant_is_named(loaders: tuple[Any, ...]) -> None:

@@ -19,6 +19,7 @@ from quern import nn as qnn
 from quern.data import Images, ImageSet, digits
 from quern.errors import TrainingError
 from quern.files import claimed
+from quern.optim import ProximalAdam
 from quern.penalties import L1, RQ, RQL, GammaL1
 from quern.train import Loaders, Result, Settings, augment, derived_seed, evaluate, fit
 from tests.commands import quern
@@ -417,6 +418,22 @@ def test_impossible_settings_are_refused(change: dict[str, Any], said: str) -> N
 def test_settings_of_the_wrong_kind_are_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(TrainingError, match=rf"^{said}\.$"):
         dataclasses.replace(SHORT, **change)
+
+
+@pytest.mark.unchecked
+def test_data_and_settings_of_the_wrong_kind_are_refused(images: ImageSet) -> None:
+    wrong: list[tuple[Any, Any, str]] = [
+        ("digits", SHORT, r"the data must be .* is of type str: load it by quern\.data\.load\('digits'\)"),
+        ([], SHORT, r"the data must be .* is of type list: wrap them, Loaders\(train, val\)"),
+        (images, {"epochs": 1}, r"settings must be a quern\.train\.Settings, but is of type dict"),
+    ]
+    for data, settings, said in wrong:
+        with pytest.raises(TrainingError, match=rf"^{said}\.$"):
+            fit(build(), data, settings)
+    with pytest.raises(TrainingError, match=r"^max_params is '15k', but must be a number\.$"):
+        compress(build(norm="after_conv"), images, max_params="15k")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"^the penalty is 30, but must be one of quern\.penalties, .*\.$"):
+        ProximalAdam(build(), 30)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_network_and_data_that_do_not_fit_are_one_sentence(images: ImageSet, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 
-__all__ = ["check_target", "claimed", "open_regular", "path_or_content", "printable", "replacing", "sweep"]
-__all__ += ["write_text"]
+__all__ = ["check_target", "claimed", "foreign_kind", "open_regular", "path_or_content", "printable", "replacing"]
+__all__ += ["sweep", "write_text"]
 
 
 @contextmanager
@@ -86,6 +86,45 @@ def path_or_content(path: Path) -> str | bytes:
     except UnicodeEncodeError:
         return path.read_bytes()
     return str(path)
+
+
+_STARTS = (
+    (b"\x80\x02\x8a\x0a", "a file of torch.save"),  # as it was before torch 1.6
+    (b"\x93NUMPY", "an .npy file of numpy"),
+    (b"\x89PNG", "an image"),
+    (b"\xff\xd8\xff", "an image"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"\x1f\x8b", "a gzip archive"),
+)
+_FIRST_IN_ZIP = (  # the first name in an archive
+    (r"/data\.pkl$", "a file of torch.save"),
+    (r"\.npy$", "an .npz file of numpy"),
+    (r"/(archive_format|data/weights/.*|models/.*)$", "a file of torch.export"),
+)
+
+
+def foreign_kind(path: Path) -> str | None:
+    """What a file is by its first bytes, if it is of a known kind that no file of quern is."""
+    try:
+        with open_regular(path) as file:
+            start = file.read(512)
+    except OSError:
+        return None
+    if not start or (start[8:9] == b"{" and not any(start[5:8])):  # safetensors, a header of less than 2**40 bytes
+        return None
+    if start.startswith(b"PK\x03\x04"):
+        name = start[30 : 30 + int.from_bytes(start[26:28], "little")].decode("utf-8", "replace")
+        return next((kind for pattern, kind in _FIRST_IN_ZIP if re.search(pattern, name)), "a zip archive")
+    for begin, kind in _STARTS:
+        if start.startswith(begin):
+            return kind
+    if start[0] == 0x80 and 2 <= start[1] <= 5:
+        return "a pickle file"
+    if re.match(rb"\x08[\x01-\x20][\x12\x1a\x22\x2a\x32\x3a\x42]", start):  # the version, and the next field
+        return "an ONNX file"
+    if not re.search(rb"[^\t\n\r -~\x80-\xff]", start) and "\ufffd" not in start[:-4].decode("utf-8", "replace"):
+        return "Python code" if path.suffix == ".py" else "a text file"
+    return None
 
 
 def printable(text: object) -> str:

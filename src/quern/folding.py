@@ -25,7 +25,7 @@ from quern import functional as F
 from quern import nn as qnn
 from quern.algebra import UNITS
 from quern.errors import FoldingError
-from quern.graph import REAL_CONVOLUTIONS, Tracer, pads_with_zeros, trace
+from quern.graph import REAL_CONVOLUTIONS, Tracer, check_module, pads_with_zeros, trace
 from quern.nn._conv import _QConvolution
 from quern.nn._norm import _QBatchNorm
 from quern.origin import origin, set_origin
@@ -61,6 +61,7 @@ def fold(model: nn.Module, names: Collection[str] | None = None) -> nn.Module:
     same as ``model``, up to rounding, where what stands between a linear layer and a one-dimensional normalisation is
     ``(batch, features)``. With ``names`` it is exactly these that are folded, or an error says why not.
     """
+    check_module(model)
     folded = copy.deepcopy(model)
     if names is not None and not names:
         return folded

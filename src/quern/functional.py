@@ -244,8 +244,8 @@ def dropout(
 
 def cat(tensors: Sequence[Float[Tensor, "..."]], dim: int = 1) -> Float[Tensor, "..."]:
     """Join activations along their quaternion channels. ``torch.cat`` would mix the components up."""
-    if not tensors:
-        raise ValueError("cat needs at least one tensor.")
+    if isinstance(tensors, Tensor) or not tensors:
+        raise ValueError("cat needs a list of at least one tensor.")
     dim = axis(tensors[0], dim)
     return in_layout_of(tensors[0], torch.cat([split(t, dim) for t in tensors], dim + 1).flatten(dim, dim + 1))
 

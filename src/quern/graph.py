@@ -146,15 +146,23 @@ def trace_for(root: nn.Module, count: int | None = None) -> tuple[fx.Graph, list
         return trace(root, rest), notes
 
 
+def check_module(model: nn.Module) -> None:
+    """One sentence if what was given as a network is none."""
+    if isinstance(model, nn.Module):
+        return
+    kind, remedy = type(model).__name__, ""
+    if isinstance(model, dict):
+        remedy = ": put its tensors into one by load_state_dict"
+    elif isinstance(model, (str, Path)):
+        remedy = ": quern.io.load reads one from a file, quern.models has functions that build one"
+    elif isinstance(model, type):
+        kind, remedy = f"the class {model.__name__}", f": build one, {model.__name__}(...)"
+    raise InputError(f"the network must be an nn.Module, but is {kind}{remedy}.")
+
+
 def check_traceable(model: nn.Module) -> None:
     """One sentence if ``model`` is no network, or not as it was written, but what torch made of one."""
-    if not isinstance(model, nn.Module):
-        remedy = ""
-        if isinstance(model, dict):
-            remedy = ": put its tensors into one by load_state_dict"
-        elif isinstance(model, (str, Path)):
-            remedy = ": read the file by quern.io.load"
-        raise InputError(f"the network must be an nn.Module, but is of type {type(model).__name__}{remedy}.")
+    check_module(model)
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")  # where it was not loaded, nothing was compiled
     for name, module in model.named_modules():
         what = f"its layer {name}" if name else "the network"

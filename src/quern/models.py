@@ -37,9 +37,15 @@ def _stage(conv: nn.Module, norm: Norm, normalize: nn.Module, pool: bool) -> lis
     return [conv, nn.ReLU(inplace=True), normalize, *pooling]
 
 
+def _check_widths(widths: Sequence[int], count: int) -> None:
+    if not isinstance(widths, Sequence) or len(widths) != count:
+        raise ValueError(f"widths is {widths!r}, but must be {count} numbers, one for each convolution.")
+
+
 def _quaternion_stages(
     parts: str, widths: Sequence[int], kernel: int, pools: Sequence[bool], drops: Sequence[float], norm: Norm
 ) -> list[nn.Module]:
+    _check_widths(widths, len(pools))
     layers: list[nn.Module] = []
     before = len(parts)
     for n, (width, pool, drop) in enumerate(zip(widths, pools, drops, strict=True)):
@@ -54,6 +60,7 @@ def _quaternion_stages(
 def _real_stages(
     channels: int, widths: Sequence[int], kernel: int, pools: Sequence[bool], drops: Sequence[float], norm: Norm
 ) -> list[nn.Module]:
+    _check_widths(widths, len(pools))
     layers: list[nn.Module] = []
     before = channels
     for width, pool, drop in zip(widths, pools, drops, strict=True):

@@ -28,6 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from quern._dead_neurons import DeadNeurons
 from quern._last_path import LastPath
 from quern.errors import LastPathWarning
+from quern.graph import check_module
 from quern.nn import batch_norms, quaternion_shifts, quaternion_weights
 from quern.penalties import Penalty, Target, shrink_
 
@@ -61,6 +62,8 @@ class _Proximal(torch.optim.Optimizer):
                 f"{type(self).__name__} takes the network itself, not {type(model).__name__}: "
                 "ProximalAdam(network, penalty), with params= for some of its parameters."
             )
+        if not (penalty is None or isinstance(penalty, Penalty)):
+            raise TypeError(f"the penalty is {penalty!r}, but must be one of quern.penalties, such as RQL(12.0).")
         self._targets: list[Target] = []
         self._penalty = penalty
         self._clipped = 1.0  # by how much the gradients of the next step were made smaller
@@ -466,6 +469,7 @@ def freeze_zeros(model: nn.Module, state: dict[str, Tensor] | None = None) -> Fr
     rounding errors would show in eval mode. Gradients of what is held are zero.
     ``state`` is an earlier ``state_dict()``, to hold the same zeros as then. Copies of ``model`` are not held.
     """
+    check_module(model)
     parameters = dict(model.named_parameters())
     if state is None:
         free = {name: weight != 0 for name, weight in quaternion_weights(model).items()}

@@ -30,6 +30,7 @@ from typing import Any, SupportsFloat
 import torch
 from torch import Tensor, nn
 
+from quern.graph import check_module
 from quern.nn import batch_norms, quaternion_weights
 from quern.records import Term, Terms
 
@@ -144,6 +145,7 @@ class Penalty(Terms):
 
     def targets(self, model: nn.Module) -> list[Target]:
         """Every parameter that is penalised, with the factors that all terms together give it."""
+        check_module(model)
         found: dict[str, Target] = {}
         for term in self.terms:
             targets = list(_targets(term, model))

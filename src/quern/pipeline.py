@@ -22,6 +22,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,10 @@ from quern.environment import facts
 from quern.errors import DeadNetworkWarning, Stopped, TrainingError, instead_of
 from quern.export import to_onnx
 from quern.files import claimed, sweep, write_text
+from quern.graph import check_module
+from quern.nn import batch_norms, quaternion_weights
 from quern.penalties import GammaL1, Penalty
-from quern.records import Answers, Begun, Budget, Chance, Comparison, Network, Verdict
+from quern.records import Answers, Begun, Budget, Chance, Comparison, Network, Verdict, check_writable
 from quern.samples import counted, judged, samples
 from quern.sparsity import measure
 from quern.steering import Steering, check_possible
@@ -110,6 +113,11 @@ def compress(
     With ``out`` everything is kept in that folder, and ``resume`` goes on where it stopped. ``about`` is added to
     what is written down.
     """
+    check_module(model)
+    limits = {"max_neurons": max_neurons, "max_params": max_params, "max_bytes": max_bytes}
+    for name, limit in (limits | {"min_speedup": min_speedup, "max_drop": max_drop}).items():
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, Real)):
+            raise TrainingError(f"{name} is {limit!r}, but must be a number.")
     budget = Budget(max_neurons, max_params, max_bytes, min_speedup, max_drop)
     if penalty is None and not budget:
         budget = Budget(max_drop=1.0)
@@ -161,6 +169,8 @@ def _data(train: Any, val: Any, test: Any) -> ImageSet | Loaders:
         if val is not None or test is not None:
             raise TrainingError("an ImageSet has its own images to validate and to test with: leave out val and test.")
         return train
+    if isinstance(train, str):
+        raise TrainingError(f"the data must be loaders or an ImageSet: load it by quern.data.load({train!r}).")
     if val is None:
         raise TrainingError("there is nothing to validate with: give a loader as val.")
     return Loaders(train, val, test)
@@ -317,7 +327,12 @@ def _check(model: nn.Module, settings: Settings, budget: Budget, data: ImageSet 
     try:
         settings.penalty.targets(model)
     except ValueError as reason:
-        raise TrainingError(str(reason)) from reason
+        said = str(reason).rstrip(".")
+        if not quaternion_weights(model):
+            said = "the network has no quaternion layers: build it from those of quern.nn"
+        elif not batch_norms(model):
+            said += ' (norm="after_conv" in quern.models), or take a penalty of weights, penalty=RQL(1.0)'
+        raise TrainingError(f"{said}.") from reason
     if next(iter(held_out(batches)), None) is None:
         raise TrainingError("the loader to test with has no batches.")
     check_fits(model, data, batches)
@@ -329,6 +344,7 @@ def _open(out: Path, settings: dict[str, Any], about: dict[str, Any], resume: bo
     """A new folder that says what is to be done, or one that says the same."""
     path = out / "config.json"
     if not path.exists():
+        check_writable(out, "folder")
         out.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps({**about, "settings": settings}, indent=1) + "\n")
         return

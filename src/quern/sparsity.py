@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from quern import nn as qnn
-from quern.graph import REAL_CONVOLUTIONS
+from quern.graph import REAL_CONVOLUTIONS, check_module, inputs_of
 from quern.liveness import liveness
 from quern.nn._conv import _QConvolution
 from quern.nn._recurrent import _QRecurrent
@@ -33,6 +33,7 @@ def measure(model: nn.Module, example_input: Tensor | tuple[Any, ...] | None = N
     """
     if not (tol >= 0 and math.isfinite(tol)):
         raise ValueError(f"tol is {tol}, but it must be a finite number that is not negative.")
+    check_module(model)
     done = None if example_input is None else work(model, example_input, tol)
     found = liveness(model, tol)
     layers, seen = [], set()
@@ -79,7 +80,7 @@ def _nonzero(t: Tensor, tol: float) -> int:
 def work(model: nn.Module, example_input: Tensor | tuple[Any, ...], tol: float = 0.0) -> dict[str, tuple[int, int]]:
     """Real multiply-adds of every weighted layer by name, with and without zeros, for one sample."""
     found: dict[str, tuple[int, int]] = {}
-    args = example_input if isinstance(example_input, tuple) else (example_input,)
+    args = inputs_of(model, example_input)
     batch = max(1, next((a.shape[0] for a in args if isinstance(a, Tensor)), 1))
 
     def count(name: str, weights: Iterable[Tensor], uses: int, per_number: int) -> None:

@@ -222,7 +222,12 @@ class TestCache:
         (lambda: qnn.QLinear(6, 8), "in_features is 6, but it must be a positive multiple of 4"),
         (lambda: qnn.QLinear(8, 10), "out_features is 10"),
         (lambda: qnn.QLinear(0, 8), "in_features is 0"),
-        (lambda: qnn.QConv2d(3, 8, 3), "in_channels is 3"),
+        (
+            lambda: qnn.QConv2d(3, 8, 3),
+            "in_channels is 3, but quaternions have 4 components: say input_parts='ijk' for",
+        ),
+        (lambda: qnn.QConv2d(1, 8, 3), "say input_parts='r' for gray images"),
+        (lambda: qnn.QConv2d(6, 8, 3), "in_channels is 6, but it must be a positive multiple of 4"),
         (lambda: qnn.QConv2d(4, 8, 3, input_parts="ijk"), "in_channels is 4, but it must be a positive multiple of 3"),
         (lambda: qnn.QConv2d(4, 8, 3, input_parts="kji"), "in that order"),
         (lambda: qnn.QConv2d(4, 8, 3, input_parts=""), "in that order"),

@@ -11,7 +11,7 @@ import typer
 from quern.cli._console import Fetching, err_console, out_console, say
 from quern.cli._folder import check_out, how_to_go_on
 from quern.errors import QuernError
-from quern.files import printable, write_text
+from quern.files import foreign_kind, printable, write_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,12 +63,16 @@ DataDir = Annotated[Path | None, typer.Option(help="A folder with the original f
 def network_file(path: Path) -> Path:
     """A run's folder stands for its network."""
     if not path.is_dir():
+        if kind := foreign_kind(path):
+            raise QuernError(f"{path} is {kind}: give a network as a .safetensors file of quern, or a run's folder.")
         return path
     for found in (path / "model.safetensors", path / "small" / "model.safetensors"):  # of quern train, of compress
         if found.exists():
             return found
     if (path / "config.json").exists():
         raise QuernError(f"{path} is a run that is not finished: go on with {how_to_go_on(path)}.")
+    if runs := sorted(path.glob("*/config.json")):
+        raise QuernError(f"{path} is not a run, but holds some: give one, such as {runs[0].parent}.")
     raise QuernError(f"{path} holds no model.safetensors: give the folder of a run, or a file.")
 
 

@@ -336,7 +336,8 @@ def check_images(network: "nn.Module", images: "ImageSet", name: str) -> None:
         with torch.no_grad():
             scores = network.eval()(images.normalize(images.train.pixels[:1]))
     except (RuntimeError, ValueError) as reason:
-        raise TrainingError(f"{name} does not take images of {size}: choose another --model ({reason}).") from reason
+        said = str(reason).rstrip(".")
+        raise TrainingError(f"{name} does not take images of {size}: choose another --model ({said}).") from reason
     if scores.dim() != 2 or scores.shape[1] < len(images.classes):
         raise TrainingError(f"{name} gives scores of shape {tuple(scores.shape)}, for {len(images.classes)} classes.")
 

@@ -161,6 +161,11 @@ def compact(
     From an example input, an operation without a rule is an error unless ``keep_unknown``, as in :func:`plan`; and a
     network that is dead, or whose outputs are not finite, is a warning. A plan says so itself.
     """
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise CompactionError(
+            f"the third argument is an optimizer, but {optimizer!r} was given: for a tolerance, compact by a plan, "
+            "plan(model, example, tol)."
+        )
     if keep_unknown and isinstance(how, Plan):
         raise CompactionError("keep_unknown is for making a plan, and this one is made: give it to plan.")
     found = how if isinstance(how, Plan) else plan(model, how, keep_unknown=keep_unknown)

@@ -14,7 +14,7 @@ from quern.data._formats import Arrays
 from quern.data._npz import read_npz
 from quern.data._pictures import read_pictures
 from quern.data._sources import NAMES, SOURCES, Progress, obtain, sums
-from quern.errors import DataError
+from quern.errors import DataError, instead_of
 from quern.files import printable
 
 __all__ = ["ImageSet", "Images", "cifar10", "digits", "image_folder", "load", "mnist", "npz"]
@@ -111,7 +111,8 @@ def load(
     if str(source) not in NAMES and path.is_dir():
         return image_folder(path, size, gray)
     if str(source) not in NAMES and not (path.suffix == ".npz" and path.exists()):
-        raise DataError(f"there is no data set {source}: give one of {', '.join(NAMES)}, an .npz file, or a folder.")
+        otherwise = f"give one of {', '.join(NAMES)}, an .npz file, or a folder."
+        raise DataError(f"there is no data set {source}: {instead_of(str(source), NAMES, otherwise)}")
     if size is not None:
         raise DataError(f"{source} has images of one size; --image-size is for folders of images.")
     if gray is not None:

@@ -27,6 +27,7 @@ from quern.compact import Plan, last_plan
 from quern.compact._narrow import narrowed_shapes
 from quern.errors import NotFiniteWarning
 from quern.files import check_target, replacing
+from quern.graph import check_module
 from quern.io._header import FORMAT, about_of
 from quern.io._structure import compare, network_of, replay, source_of, state_of
 from quern.io._wrong import sentences
@@ -54,6 +55,7 @@ def save(
     ``std`` per channel, ``top`` the value of white, ``classes`` their names, ``name`` that of the set; other entries
     are kept too.
     """
+    check_module(model)
     path = Path(path)
     with sentences(path, "written"):
         check_target(path)
@@ -110,6 +112,8 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
     is not changed: the result is a copy, to which the steps of the file were done (those that ``model`` has not had).
     NaN or infinity in it is said by a :class:`quern.errors.NotFiniteWarning`.
     """
+    if model is not None:
+        check_module(model)
     path = Path(path)
     with sentences(path, "read"), opened(path, _WHAT) as (file, size):
         network = _load(file, size, model)

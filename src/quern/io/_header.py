@@ -19,8 +19,11 @@ def about_of(text: str | None) -> dict[str, Any]:
     """quern's part of the header, with nothing in it that was not checked."""
     about: Any = None if text is None else json_of(text)
     version = about.get("format") if isinstance(about, dict) else None
+    if isinstance(about, dict) and {"settings", "epoch"} <= about.keys():
+        raise Wrong("is a checkpoint of a training: give the model.safetensors that the finished run has beside it")
     if type(version) is not int or version < 1:
-        raise Wrong("is a file of tensors, but not one that quern.io.save wrote")
+        remedy = "read it by safetensors.torch.load_file, and put its tensors into a network by load_state_dict"
+        raise Wrong(f"is a file of tensors, but not one that quern.io.save wrote: {remedy}")
     if version > FORMAT:
         raise Wrong(f"was made by a newer quern (format {version}): update quern to read it")
     kinds = {"builder": str | None, "arguments": dict, "steps": list, "metrics": dict, "images": dict | None}

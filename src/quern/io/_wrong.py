@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quern.errors import FileError
+from quern.files import foreign_kind
 from quern.schema import Wrong
 
 
@@ -14,7 +15,12 @@ def sentences(path: Path, done: str) -> Iterator[None]:
     try:
         yield
     except Wrong as reason:
-        raise FileError(f"{path} {reason}.") from reason
+        said = str(reason)
+        if done == "read" and (kind := foreign_kind(path)):
+            said = f"is {kind}, but should be a network as a .safetensors file that quern.io.save or a run wrote"
+        if done == "read" and (inside := path / "model.safetensors").is_file():
+            said += f": give {inside}"
+        raise FileError(f"{path} {said}.") from reason
     except OSError as reason:
         if done == "read" and isinstance(reason, FileNotFoundError):
             raise FileError(f"{path} is not there.") from reason

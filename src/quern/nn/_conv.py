@@ -42,6 +42,11 @@ class _QConvolution(nn.Module):
     ) -> None:
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.input_parts = check_parts(input_parts)
+        if in_channels in (1, 3) and input_parts == UNITS and not self.transposed:
+            raise ValueError(
+                f"in_channels is {in_channels}, but quaternions have 4 components: say input_parts="
+                f"{'ijk' if in_channels == 3 else 'r'!r} for {'RGB' if in_channels == 3 else 'gray'} images."
+            )
         inner = quaternions(in_channels, "in_channels", input_parts)
         out = quaternions(out_channels, "out_channels")
         if groups < 1 or inner % groups or out % groups:

@@ -84,6 +84,14 @@ class Source(Protocol):
     def about(self) -> dict[str, Any] | None: ...
 
 
+def check_data(data: Any) -> None:
+    """One sentence if this is nothing to train on."""
+    if not isinstance(data, ImageSet | Loaders):
+        remedy = f"load it by quern.data.load({data!r})" if isinstance(data, str) else "wrap them, Loaders(train, val)"
+        said = "the data must be a quern.data.ImageSet or quern.train.Loaders"
+        raise TrainingError(f"{said}, but is of type {type(data).__name__}: {remedy}.")
+
+
 @torch.no_grad()
 def check_fits(model: nn.Module, data: ImageSet | Loaders, batches: Source) -> None:
     """One sentence if the network does not take the inputs, or has no score for some class of the images."""

@@ -23,10 +23,21 @@ from quern.data import ImageSet
 from quern.distributed import Team, team
 from quern.errors import CompactionError, Diverged, LastPathWarning, NoRuleError, Stopped, TrainingError
 from quern.files import write_text
+from quern.graph import check_module
 from quern.optim import FrozenZeros, ProximalAdam, ProximalSGD, freeze_zeros
 from quern.records import Result
 from quern.sparsity import measure
-from quern.train._batches import Batch, Loaders, Source, check_fits, check_labels, derived_seed, evaluate, source
+from quern.train._batches import (
+    Batch,
+    Loaders,
+    Source,
+    check_data,
+    check_fits,
+    check_labels,
+    derived_seed,
+    evaluate,
+    source,
+)
 from quern.train._files import Files
 from quern.train._protocols import Grinding, Steer, Watcher
 from quern.train._resume import (
@@ -95,6 +106,10 @@ def fit(
 
     ``teacher`` gives the answers for ``settings.distill``; ``steer`` chooses λ in place of ``settings.ramp``.
     """
+    check_module(model)
+    check_data(data)
+    if not isinstance(settings, Settings):
+        raise TrainingError(f"settings must be a quern.train.Settings, but is of type {type(settings).__name__}.")
     device = find_device(settings.device)
     with team(device) as crew:
         if device.type == "cuda" and device.index is None:  # the one that the team chose for this process
