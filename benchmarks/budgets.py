@@ -48,7 +48,8 @@ def folder_of_images(root: Path, count: int = 1000) -> ImageSet:
     from PIL import Image
     from sklearn.datasets import load_digits
 
-    found, shades = load_digits(), np.array([1.0, 0.85, 0.7])
+    found: Any = load_digits()
+    shades = np.array([1.0, 0.85, 0.7])
     for n, (picture, label) in enumerate(zip(found.images[:count], found.target[:count], strict=True)):
         gray = Image.fromarray((picture * (255 / 16)).astype("uint8")).resize((32, 32), Image.Resampling.BICUBIC)
         tinted = Image.fromarray((np.asarray(gray)[..., None] * np.roll(shades, label)).astype("uint8"))
@@ -150,7 +151,7 @@ def measure(repeats: int) -> list[dict[str, Any]]:
     print(f"{'':58s} {'dense':>9s} {'grinding':>9s}")
     with tempfile.TemporaryDirectory() as root:
         for name, problem in (("digits", of_digits()), ("folder, qresnet20", of_folder(Path(root)))):
-            turns = [turn(problem) for _ in range(repeats)]
+            turns = [turn(problem) for _ in range(max(3, repeats // 2))]
             for budget in problem.budgets:
                 seconds = [one[budget] for one in turns]
                 ratio = statistics.median(ours / dense for dense, ours in seconds)

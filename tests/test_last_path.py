@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from quern import models
 from quern import nn as qnn
-from quern.compact import compact, plan
+from quern.compact import compact, compact_, plan
 from quern.errors import LastPathWarning
 from quern.liveness import liveness
 from quern.optim import ProximalAdam, ProximalSGD, ramp
@@ -204,6 +204,51 @@ def test_a_state_goes_on_with_the_same_path() -> None:
                 second.step()
         assert len([w for w in told if w.category is LastPathWarning]) == 1
         torch.testing.assert_close(net.state_dict(), wanted.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PENALTIES if kind != "both"])
+def test_a_path_is_the_same_numbers_after_compaction(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not looked for again, as that takes longer than many steps, unless some of it went."""
+    net = digits()
+    optimizer = OPTIMIZERS["adam"](net, PENALTIES[kind](1e-3))
+    descend(net, optimizer, 2)
+
+    def held() -> dict[str, Tensor]:
+        groups = optimizer.path["groups"]
+        first = {name: net.get_parameter(name).detach() for name in groups}
+        return {name: (p.flatten(1) if p.dim() > 1 else p)[..., groups[name]].clone() for name, p in first.items()}
+
+    before = held()
+    groups = optimizer.path["groups"]
+    with torch.no_grad():  # a neuron of the second layer goes that no path leads through
+        row = net.get_parameter("3.weight")[0, 0].numel()
+        on_path = {*groups.get("4.weight", ()), *(n // row for n in groups.get("3.weight", ()))}
+        gone = next(n for n in range(8) if n not in on_path)
+        net.get_parameter("4.weight")[gone] = 0
+        net.get_parameter("4.bias")[:, gone] = 0
+    compact_(net, plan(net, torch.randn(2, 1, 8, 8)), optimizer)
+    assert len(net.get_parameter("4.weight")) == 7
+    after = held()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    looked = []
+    monkeypatch.setattr("quern._last_path.LastPath.look", lambda *_: looked.append(True))
+    descend(net, optimizer, 1)
+    assert not looked
+
+
+def test_a_path_that_was_compacted_away_is_looked_for_again() -> None:
+    net = digits()
+    optimizer = OPTIMIZERS["adam"](net, GammaL1(1e-3))
+    descend(net, optimizer, 2)
+    with torch.no_grad():
+        for n in optimizer.path["groups"]["4.weight"]:
+            net.get_parameter("4.weight")[n] = 0
+    compact_(net, plan(net, torch.randn(2, 1, 8, 8)), optimizer)
+    assert optimizer.path == {"groups": None, "held": False}
+    descend(net, optimizer, 1)
+    groups = optimizer.path["groups"]
+    assert groups["4.weight"]
 
 
 def test_a_compacted_network_keeps_its_path() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from quern import checkpoint, io, models
 from quern import nn as qnn
-from quern.compact import compact, plan
+from quern.compact import Census, Counted, Plan, compact, plan
 from quern.data import Images, ImageSet, digits
 from quern.errors import Stopped, TrainingError
 from quern.optim import ProximalAdam, ProximalSGD
@@ -427,6 +427,61 @@ def test_an_accuracy_is_not_lost(images: ImageSet, monkeypatch: pytest.MonkeyPat
     assert seen["trials"]
     assert all(one["accuracy"] == pytest.approx(0.9 * one["parameters"] / whole) for one in seen["trials"])
     assert seen["trials"][-1]["parameters"] == size(net)
+
+
+BUDGETS = {
+    "neurons": Budget(max_neurons=6),
+    "parameters": Budget(max_params=500),
+    "bytes": Budget(max_bytes=4500),
+    "two": Budget(max_params=600, max_bytes=4500),
+}
+
+
+@pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
+def test_counts_lead_to_the_same_network_as_plans(
+    images: ImageSet, monkeypatch: pytest.MonkeyPatch, budget: Budget
+) -> None:
+    """To the last bit, and with two plans at most for a milestone in place of dozens."""
+    plans = 0
+
+    def planned(*args: Any) -> Plan:
+        nonlocal plans
+        plans += 1
+        return plan(*args)
+
+    monkeypatch.setattr("quern.steering.plan", planned)
+    counted, by_plans = deep(), deep()
+    steered(images, counted, budget)
+    few, plans = plans, 0
+    monkeypatch.setattr("quern.steering.census", lambda *_: None)
+    steered(images, by_plans, budget)
+    assert equal(values(counted), values(by_plans))
+    assert few <= 2 * 4 < plans
+
+
+def test_counts_that_are_wrong_are_not_acted_on(images: ImageSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right for the dense network, too few for what is left of it."""
+    whole = plan(shallow(), example(images)).parameters[0]
+    count = Census.count
+
+    def wrong(self: Census) -> Counted | None:
+        found = count(self)
+        small = found is not None and found.parameters < whole
+        return dataclasses.replace(found, parameters=found.parameters // 3) if found and small else found
+
+    monkeypatch.setattr(Census, "count", wrong)
+    seen: list[bool] = []
+
+    class Remembering(Steering):
+        def strength(self, now: Grinding) -> float | None:
+            seen.append(now.memory["counted"])
+            return super().strength(now)
+
+    net = shallow()
+    fit(net, images, SHORT, steer=Remembering(Budget(max_params=1500), example(images)))
+    assert 750 < size(net) <= 1500
+    assert seen[0]
+    assert not seen[-1]
 
 
 def test_a_grinding_of_few_steps_meets_its_budget(images: ImageSet) -> None:

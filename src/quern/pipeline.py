@@ -16,11 +16,12 @@ whole, and is skipped on resume if that is there:
 
 import copy
 import inspect
+import itertools
 import json
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Real
 from pathlib import Path
@@ -288,6 +289,7 @@ def _grind(
     teacher = dense if settings.distill else None
 
     def faster(small: nn.Module) -> float:
+        job.tell("timing what is left in onnxruntime")
         with tempfile.TemporaryDirectory(prefix="quern-") as folder:
             files = {"dense": job.out / "dense" / "model.onnx", "small": Path(folder) / "small.onnx"}
             to_onnx(small, files["small"], job.some())
@@ -298,6 +300,8 @@ def _grind(
         less = _less(job.data)
         batch = min(settings.batch, len(less.train)) if isinstance(less, ImageSet) else settings.batch
         briefly = replace(settings, epochs=0, heal=1, penalty=None, compact_every=0, batch=batch)
+        count = sum(p.numel() for p in small.parameters())
+        job.tell(f"trial: a copy of {count:,} parameters heals for an epoch on one in {TRIAL} images")
         return fit(small, less, briefly, teacher=teacher).val_accuracy
 
     steer = None
@@ -310,11 +314,24 @@ def _grind(
 
 
 def _less(data: ImageSet | Loaders) -> ImageSet | Loaders:
-    """Enough to see how a network would heal, and nothing to test with."""
+    """Enough to see how a network would heal, and as good as nothing to test with."""
     if isinstance(data, Loaders):
-        return Loaders(data.train, data.val)
+        return Loaders(_Fewer(data.train), data.val)
     some = Images(data.train.pixels[::TRIAL].contiguous(), data.train.labels[::TRIAL].contiguous())
-    return replace(data, train=some, test=data.val)
+    return replace(data, train=some, test=Images(data.val.pixels[:1], data.val.labels[:1]))
+
+
+class _Fewer:
+    """The first batches of a loader, one in ``TRIAL``."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return max(1, len(self.batches) // TRIAL)
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(self.batches, len(self))
 
 
 def _check(model: nn.Module, settings: Settings, budget: Budget, data: ImageSet | Loaders, batches: Source) -> None:

@@ -14,6 +14,7 @@ and no budget taken to be met, without a plan that says the same; once one does 
 """
 
 import copy
+import hashlib
 import math
 import operator
 from collections.abc import Callable
@@ -137,9 +138,11 @@ class Steering:
             if steps == 0:
                 return None
             with now.optimizer.ahead(steps):
-                wanted, found = self._size(now), plan(now.model, self.example)
-            same = wanted is not None and (wanted.neurons, wanted.parameters) == (found.neurons[1], found.parameters[1])
-            if not now.memory["counted"] or (same and not found.dead):
+                found, counted = plan(now.model, self.example), self._size(now) if now.memory["counted"] else None
+            if not now.memory["counted"]:
+                return found
+            numbers = None if found.dead else (found.neurons[1], found.parameters[1])
+            if counted is not None and (counted.neurons, counted.parameters) == numbers:
                 return found
             now.memory["counted"] = False
 
@@ -239,11 +242,14 @@ class Steering:
         """The fewest steps at full strength by which the penalty alone would reach ``goal``, within 0.3 %. Where it
         cannot without killing the whole network, the most that leave it alive."""
 
-        known: dict[bytes, float | None] = {}  # by which weights are zero
+        known: dict[str, float | None] = {}  # by which weights are zero
 
         def excess(steps: float) -> float | None:
             with now.optimizer.ahead(steps):
-                zeros = b"".join((p.detach() == 0).cpu().numpy().tobytes() for p in now.optimizer.shrunk)
+                digest = hashlib.sha256()
+                for p in now.optimizer.shrunk:
+                    digest.update((p.detach() == 0).cpu().numpy().tobytes())
+                zeros = digest.hexdigest()
                 if zeros not in known:
                     found = self._size(now)
                     known[zeros] = None if found is None else self._excess(now.memory, found)

@@ -266,7 +266,6 @@ class Facts:
             )
         )
         out = self.value(tensor, ids, axis, parts, live, name, heard)
-
         zero = None  # what becomes of constants that are zero
 
         def forward() -> None:
@@ -315,8 +314,7 @@ class Facts:
         """A layer with ``edges_of()`` ``(outputs, inputs)``. ``uneven`` if constant inputs make an output that differs
         from place to place (zero padding)."""
         assert value.ids is not None
-        weight = layer.get_parameter("weight")
-        edges, version = edges_of(), weight._version
+        edges = edges_of()
         record = self.record(name, layer, value.ids, edges.shape[0])
         record.edges, record.absorbs = edges, absorbs
         record.calls.append(value)
@@ -333,26 +331,29 @@ class Facts:
 
         live, heard = reached()
         out = self.value(tensor, record.outputs, axis, parts, live, name, heard)
+        version, some, full = -1, live, False  # of the weight; which outputs look at any input; whether all do
         # Where a constant does not differ from place to place, so much of it gives the first output.
-        some = edges.any(1)
-        full = bool(some.all())
         sizes = (getattr(layer, "kernel_size", ()), getattr(layer, "dilation", ()))
         again = of_layer(layer, value, parts, [1 + (k - 1) * d for k, d in zip(*sizes, strict=True)])
 
         def forward() -> None:
             nonlocal edges, version, some, full
+            weight: Any = layer.weight
             if weight._version != version:
                 edges, version = edges_of(), weight._version
                 some = edges.any(1)
                 full = bool(some.all())
             record.edges, record.rows = edges, None
-            out.live, out.heard = (some, some) if value.full else reached()
             out.full = full and value.full
-            if not out.full:
-                # Outputs that are not live look at no live input, nor, where these are uneven, at any but zero.
-                still = value.constant.masked_fill(value.live.unsqueeze(1), 0)
-                constant = _shift(layer, parts, len(some)) if uneven or value.quiet or value.full else again(still)
-                self._renew(out, constant)
+            if out.full:
+                out.live = out.heard = some
+                return
+            out.live, out.heard = reached()
+            # Outputs that are not live look at no live input, nor, where these are uneven, at any but zero.
+            if uneven or value.quiet or value.full:
+                self._renew(out, _shift(layer, parts, len(some)))
+            else:
+                self._renew(out, again(value.constant.masked_fill(value.live.unsqueeze(1), 0)))
 
         def back() -> None:
             record.rows = out.needed | record.rows if record.rows is not None else out.needed.clone()
@@ -378,10 +379,12 @@ class Facts:
             out.live, out.heard = value.live & scale, value.heard & scale
             out.full = value.full and bool(scale.all())
             if not out.full:
-                if value.full or not (scale & ~value.live).any():
+                if not value.full and (scale & ~value.live).any():
+                    self._renew(out, again(value.constant.masked_fill(value.live.unsqueeze(1), 0)))
+                elif not scale.all():
                     self._renew(out, _shift(layer, value.parts, len(scale)))
                 else:
-                    self._renew(out, again(value.constant.masked_fill(value.live.unsqueeze(1), 0)))
+                    out.quiet = True  # nothing is constant
 
         self.forward.append(forward)
         self.backward.append(lambda: value.need(out.needed & scale))
