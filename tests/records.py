@@ -66,6 +66,7 @@ def run_record(
         "small": {**small, "test_accuracy": cut, "latency_ms": 0.25, "memory": 41_000_000},
         "dense": {**size, "latency_ms": 1.0, "memory": 62_000_000},
         "moduli": _moduli(family, share),
+        "zeros_by": "modulus",
     }
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from quern._intervals import tango, wilson
 from quern.errors import RecordError
-from quern.records import METHODS, PAPER, read_compression
+from quern.records import METHODS, PAPER, Moduli, read_compression
 from quern.report import _plots, _rows, write_report, write_run_report
 from quern.report._draw import pictures
 from quern.report._experiments import read_experiments
@@ -624,6 +624,34 @@ def damage_key(folder: Path) -> None:
 
 def damage_type(folder: Path) -> None:
     write_run(folder, {**run_record("mnist", "quern", "rq"), "history": 7})
+
+
+@given(st.lists(st.floats(-8, 3), max_size=40), st.integers(0, 5), st.sampled_from([0.0, 1e-3, 10**-2.75, 2e-3]))
+def test_the_share_of_small_moduli(exponents: list[float], zeros: int, tol: float) -> None:
+    edges = tuple(-6 + n / 4 for n in range(33))
+    counts, _ = np.histogram(np.clip(exponents, -6, 2), edges)
+    found = Moduli(edges, tuple(map(int, counts)), zeros).share_up_to(tol)
+    if tol == 2e-3:
+        assert found is None  # it lies between two edges
+        return
+    below = sum(tol > 0 and exponent < np.log10(tol) for exponent in exponents)
+    assert found == pytest.approx((zeros + below) / max(1, zeros + len(exponents)))
+
+
+def test_older_records_are_counted_by_the_modulus_too(tmp_path: Path) -> None:
+    """The tables are; their curves cannot be, and say so."""
+    record = run_record("mnist", "paper", "rq", quaternion_sparsity=0.9)
+    del record["zeros_by"]
+    moduli = record["moduli"]
+    below = sum(count for count, edge in zip(moduli["counts"], moduli["edges"][1:], strict=True) if edge <= -3)
+    write_run(tmp_path, record)
+    (group,) = load(tmp_path).groups
+    assert group.runs[0].quaternion == below / sum(moduli["counts"])
+    said = "counts as zero when its four components do"
+    assert said in there(_plots.curves(load(tmp_path), "mnist", "paper", 1)).caption
+    write_run(tmp_path, {**record, "zeros_by": "modulus"})
+    assert load(tmp_path).groups[0].runs[0].quaternion == 0.9
+    assert said not in there(_plots.curves(load(tmp_path), "mnist", "paper", 1)).caption
 
 
 def damage_moduli(folder: Path) -> None:

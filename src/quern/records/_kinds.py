@@ -3,6 +3,7 @@ lack."""
 
 import base64
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
@@ -105,6 +106,16 @@ class Moduli:
         rising = all(a < b for a, b in itertools.pairwise(self.edges))
         if not self.counts or len(self.edges) != len(self.counts) + 1 or not rising:
             raise ValueError(f"{len(self.edges)} edges do not part {len(self.counts)} counts of moduli")
+
+    def share_up_to(self, tol: float) -> float | None:
+        """The share of quaternions with \\|w\\| up to ``tol``; None if that is no edge, so that it is not known."""
+        below = self.zeros
+        if tol > 0:
+            level = next((n for n, edge in enumerate(self.edges) if math.isclose(10**edge, tol)), None)
+            if level is None:
+                return None
+            below += sum(self.counts[:level])
+        return below / max(1, self.zeros + sum(self.counts))
 
 
 # The record of a run, as the table above has it.

@@ -28,7 +28,7 @@ FAMILIES = {
 
 # What the tables and figure 1, figure 2, and the claims about neurons are made of.
 TABLE1 = ("none", "l2", "l1", "rq", "rql")
-FIGURE2 = ("rq", "rq-bn", "rql-bn", "gamma-bn")
+FIGURE2 = ("rq", "rq-bn", "rql-bn", "gamma-bn", "gamma-beta-bn")
 NEURONS = ("gamma-bn", "gamma-beta-bn", "rq-bn", "rql-bn", "none-bn")
 
 

@@ -48,7 +48,9 @@ class Size:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to. ``cut_accuracy`` is the test accuracy with all that counts as zero set to zero."""
+    """What a run came to. ``cut_accuracy`` is the test accuracy with all that counts as zero set to zero. Quaternions
+    are zero by their modulus, but for the ``history`` of older records, where it is by their four components
+    (``curves_by_modulus`` is False)."""
 
     run: Run
     strength: float | None
@@ -56,6 +58,7 @@ class Outcome:
     cut_accuracy: float
     component: float
     quaternion: float
+    curves_by_modulus: bool
     nonzero_parameters: int
     history: tuple[Line, ...]
     layers: tuple[LayerCounts, ...]
@@ -172,14 +175,18 @@ def _groups(outcomes: list[Outcome]) -> tuple[Group, ...]:
 
 def _outcome(run: Run, record: Record) -> Outcome:
     result, small = record["result"], record["small"]
-    sparsity = result["sparsity"]
+    sparsity, quaternion = result["sparsity"], result["sparsity"]["quaternion_sparsity"]
+    by_modulus = sparsity["tol"] == 0 or record.get("zeros_by") == "modulus"
+    if not by_modulus and (share := record["moduli"].share_up_to(sparsity["tol"])) is not None:
+        quaternion = share
     return Outcome(
         run=run,
         strength=record["lambda"],
         test_accuracy=result["test_accuracy"],
         cut_accuracy=small["test_accuracy"],
         component=sparsity["component_sparsity"],
-        quaternion=sparsity["quaternion_sparsity"],
+        quaternion=quaternion,
+        curves_by_modulus=by_modulus,
         nonzero_parameters=sparsity["nonzero_parameters"],
         history=tuple(_line(line) for line in record["history"]),
         layers=tuple(sparsity["layers"]),

@@ -36,6 +36,10 @@ def curves(found: Found, dataset: str, family: str, number: int) -> Figure | Non
         caption += f" Epochs: {', '.join(f'{METHODS[group.method]} {group.epochs}' for group in groups)}."
     if missing:
         caption += f" Not run yet: {', '.join(missing)}."
+    if not all(run.curves_by_modulus for group in groups for run in group.runs):
+        caption += (
+            " Here a quaternion counts as zero when its four components do; in the tables, when its modulus does."
+        )
     title = f"Figure {number}, {DATASETS[dataset]}, {OURS[family]}"
     return Figure(f"figure{number}-{dataset}-{family}", title, caption, panels)
 
