@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from quern import checkpoint, io, models
 from quern import nn as qnn
-from quern.compact import Census, Counted, Plan, compact, plan
+from quern.compact import Census, Counted, Plan, census, compact, plan
 from quern.data import Images, ImageSet, digits
 from quern.errors import Stopped, TrainingError
 from quern.optim import ProximalAdam, ProximalSGD
@@ -459,17 +459,23 @@ def test_counts_lead_to_the_same_network_as_plans(
     assert few <= 2 * 4 < plans
 
 
-def test_counts_that_are_wrong_are_not_acted_on(images: ImageSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Right for the dense network, too few for what is left of it."""
+@pytest.mark.parametrize("how", ["too few", "too many", "dead", "none"])
+def test_counts_that_are_wrong_are_not_acted_on(images: ImageSet, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Right for the dense network, but not for what is left of it: then there are plans."""
     whole = plan(shallow(), example(images)).parameters[0]
     count = Census.count
 
     def wrong(self: Census) -> Counted | None:
         found = count(self)
-        small = found is not None and found.parameters < whole
-        return dataclasses.replace(found, parameters=found.parameters // 3) if found and small else found
+        if found is None or found.parameters == whole:
+            return found
+        parameters = {"too few": found.parameters // 3, "too many": whole - 1}.get(how)
+        return None if parameters is None else dataclasses.replace(found, parameters=parameters)
 
-    monkeypatch.setattr(Census, "count", wrong)
+    if how == "none":
+        monkeypatch.setattr("quern.steering.census", lambda net, x: census(net, x) if size(net) == whole else None)
+    else:
+        monkeypatch.setattr(Census, "count", wrong)
     seen: list[bool] = []
 
     class Remembering(Steering):

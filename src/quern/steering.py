@@ -130,21 +130,31 @@ class Steering:
         elif (found := self.size(now.model)) is None:
             return None
         else:
-            counted = self._count(now.model)
+            counted = self._counter_of(now.model).size()
             agree = counted is not None and replace(counted, macs=found.macs) == found
             now.memory.update(dense=asdict(found), macs_ratio=self.budget.min_speedup, trials=[], counted=agree)
+        return self._planned(now, self._goal(now.memory, now.milestone))[1]
+
+    def _planned(self, now: Grinding, goal: float) -> tuple[float, Plan | None]:
+        """The steps to ``goal``, and the plan for what is dead then: by counts if the plan says the same."""
         while True:
-            steps = self._steps(now, self._goal(now.memory, now.milestone))
+            steps = self._steps(now, goal)
             if steps == 0:
-                return None
+                return 0.0, None
             with now.optimizer.ahead(steps):
                 found, counted = plan(now.model, self.example), self._size(now) if now.memory["counted"] else None
-            if not now.memory["counted"]:
-                return found
-            numbers = None if found.dead else (found.neurons[1], found.parameters[1])
-            if counted is not None and (counted.neurons, counted.parameters) == numbers:
-                return found
+            if not now.memory["counted"] or (counted is not None and self._agree(now, goal, counted, found)):
+                return steps, found
             now.memory["counted"] = False
+
+    def _agree(self, now: Grinding, goal: float, counted: Size, found: Plan) -> bool:
+        """Whether a plan says the same; where the goal was missed, also that more would kill the network."""
+        if found.dead or (counted.neurons, counted.parameters) != (found.neurons[1], found.parameters[1]):
+            return False
+        if self._excess(now.memory, counted) <= goal:
+            return True
+        with now.optimizer.ahead(now.memory["steps"]):
+            return plan(now.model, self.example).dead
 
     def _check(self, memory: dict[str, Any]) -> None:
         """Memories come from a file where a training goes on."""
@@ -159,13 +169,22 @@ class Steering:
 
     def strength(self, now: Grinding) -> float | None:
         """The λ that would lead to the next milestone; 0 for a network that died, which comes back without it."""
-        if not now.memory or self._size(now) is None:
+        if not now.memory or self._is_dead(now):
             return 0.0
         if self._reached(now):
             return None
         if self.by_cost:
             now.optimizer.weigh(self._costs(now))
-        return self._steps(now, self._goal(now.memory, now.milestone + 1)) / now.steps
+        goal = self._goal(now.memory, now.milestone + 1)
+        # At first counts have shown nothing but that they are right for the dense network; then every removal shows it.
+        return (self._planned(now, goal)[0] if now.milestone == 0 else self._steps(now, goal)) / now.steps
+
+    def _is_dead(self, now: Grinding) -> bool:
+        dead = self._size(now) is None
+        if dead and now.memory["counted"]:
+            dead = self.size(now.model) is None
+            now.memory["counted"] = dead
+        return dead
 
     def _goal(self, memory: dict[str, Any], milestone: int) -> float:
         return self._excess(memory, Size(**memory["dense"])) ** max(0.0, 1 - milestone / (MILESTONES - 1))
@@ -215,12 +234,16 @@ class Steering:
 
     def _size(self, now: Grinding) -> Size | None:
         """The same, counted as long as counts and plans agree."""
-        return self._count(now.model) if now.memory["counted"] else self.size(now.model)
+        if now.memory["counted"]:
+            if (counter := self._counter_of(now.model)).counts:
+                return counter.size()
+            now.memory["counted"] = False
+        return self.size(now.model)
 
-    def _count(self, model: nn.Module) -> Size | None:
+    def _counter_of(self, model: nn.Module) -> "_Counter":
         if self._counter is None or not self._counter.fits(model):
             self._counter = _Counter(model, self.example, self.budget, self.images, self._counter)
-        return self._counter.size()
+        return self._counter
 
     def _excess(self, memory: dict[str, Any], found: Size) -> float:
         """How many times larger than it may be."""
@@ -334,6 +357,10 @@ class _Counter:
         """Whether this is still the network that was read: compaction gives it other parameters."""
         own = list(model.parameters())
         return len(own) == len(self._parameters) and all(map(operator.is_, own, self._parameters))
+
+    @property
+    def counts(self) -> bool:
+        return self._census is not None
 
     def size(self) -> Size | None:
         """None if the network is dead, or if there is no count of it."""
