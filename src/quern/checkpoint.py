@@ -9,14 +9,12 @@ from pathlib import Path
 from types import GenericAlias
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError
-from safetensors.torch import save as bytes_of
 from torch import Tensor
 
 from quern.errors import TrainingError
 from quern.files import replacing
 from quern.schema import Wrong, check, opened, short
-from quern.tensorfile import check_whole, damaged, json_of, read_head, read_tensors, sealed
+from quern.tensorfile import damaged, head_of, json_of, kinds_of, read_head, read_tensors, write_tensors
 
 __all__ = ["load", "save"]
 
@@ -26,18 +24,16 @@ T = TypeVar("T")
 
 def save(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
     """Write ``tensors`` and ``state`` (anything JSON knows) to ``path``; OSError if that fails, and then no trace."""
-    plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    head, rest = sealed(bytes_of(plain, {"quern": json.dumps(state)}))
+    head = head_of(kinds_of(tensors), json.dumps(state))
     if len(head) > HEADER_BYTES:
         raise OSError(f"its history takes more than {HEADER_BYTES >> 20} MB")
     with replacing(path) as temporary, temporary.open("wb") as file:
-        file.write(head)
-        file.write(rest)
+        write_tensors(file, head, tensors)
 
 
 def load(path: Path, kind: type[T] | GenericAlias = dict[str, Any]) -> tuple[dict[str, Tensor], T]:
     """The reverse of :func:`save`, with the state as a ``kind`` (see :mod:`quern.schema`); TrainingError if the file is
-    not just as it was saved. Takes twice its memory while it reads."""
+    not just as it was saved."""
 
     def state(text: str | None) -> T:
         if text is None:
@@ -50,11 +46,10 @@ def load(path: Path, kind: type[T] | GenericAlias = dict[str, Any]) -> tuple[dic
     try:
         with opened(path, "a checkpoint") as (file, size):
             head = read_head(file, size, state, HEADER_BYTES)
-            check_whole(head, file)
-            return read_tensors(head, file, size), head.about
+            return read_tensors(head, file)[0], head.about
     except FileNotFoundError:
         raise TrainingError(f"{path} is not there, so there is nothing to go on from.") from None
     except Wrong as reason:
         raise TrainingError(f"{path} {reason}; begin again in another folder.") from reason
-    except (SafetensorError, RuntimeError, MemoryError, OSError) as reason:
+    except (RuntimeError, MemoryError, OSError) as reason:
         raise TrainingError(f"{path} could not be read: {short(reason)}.") from reason

@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save as bytes_of
 from torch import Tensor, nn
 
 from quern.compact import Plan, last_plan
@@ -33,7 +31,17 @@ from quern.io._structure import compare, network_of, replay, source_of, state_of
 from quern.io._wrong import sentences
 from quern.origin import Origin, origin
 from quern.schema import Wrong, opened, plain, short
-from quern.tensorfile import HEADER_BYTES, check_whole, read_head, read_tensors, sealed, sealed_size
+from quern.tensorfile import (
+    HEADER_BYTES,
+    WHOLE,
+    check_whole,
+    file_size,
+    head_of,
+    kinds_of,
+    read_head,
+    read_tensors,
+    write_tensors,
+)
 
 __all__ = ["Stored", "describe", "load", "replay", "save"]
 
@@ -59,10 +67,11 @@ def save(
     path = Path(path)
     with sentences(path, "written"):
         check_target(path)
-        content = _content(model, metrics or {}, images)
-        with replacing(path) as temporary:
-            temporary.write_bytes(content)
-    _warn_of_numbers(model, path)
+        state = state_of(model)
+        head = _head(model, state, metrics or {}, images)
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            spoilt = write_tensors(file, head, state)
+    _warn_of_numbers(spoilt, len(state), path)
 
 
 class Stored:
@@ -81,7 +90,7 @@ class Stored:
         before: "Stored | None" = None,
     ) -> None:
         self._layers = dict(model.named_modules())
-        self._tensors = {name: (t.dtype, tuple(t.shape)) for name, t in state_of(model).items()}
+        self._tensors = kinds_of(state_of(model))
         if before is None:
             self._source = source_of(model)
         else:
@@ -92,7 +101,7 @@ class Stored:
 
     def bytes(self, found: Plan | None = None) -> int:
         if found is None:
-            return sealed_size(self._tensors, json.dumps(self._about(self._source, self._parameters)))
+            return file_size(self._tensors, json.dumps(self._about(self._source, self._parameters)))
         tensors, own = dict(self._tensors), set(self._tensors)
         for name, layer_plan in found.layers.items():
             layer = self._layers[name]
@@ -102,7 +111,7 @@ class Stored:
                 tensors[full] = (tensors[full][0] if full in own else like, shape)
         joined = found.structure() if self._before is None else self._before.then(found.structure())
         steps = (*self._steps, {"compact": joined.to_dict()})
-        return sealed_size(tensors, json.dumps(self._about(replace(self._source, steps=steps), found.parameters[1])))
+        return file_size(tensors, json.dumps(self._about(replace(self._source, steps=steps), found.parameters[1])))
 
 
 def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
@@ -116,8 +125,8 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
         check_module(model)
     path = Path(path)
     with sentences(path, "read"), opened(path, _WHAT) as (file, size):
-        network = _load(file, size, model)
-    _warn_of_numbers(network, path)
+        network, spoilt = _load(file, size, model)
+    _warn_of_numbers(spoilt, len(network.state_dict()), path)
     return network
 
 
@@ -130,90 +139,78 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
         return {**read_head(file, size, about_of).about, "bytes": size}
 
 
-def _warn_of_numbers(network: nn.Module, path: Path) -> None:
+def _warn_of_numbers(spoilt: list[str], count: int, path: Path) -> None:
     """Say if a network holds NaN or infinity: it is a network all the same, but of no use."""
-    state = network.state_dict()
-    floats = {name: value for name, value in state.items() if value.is_floating_point()}
-    # Types of 8 bits know no isfinite; all their values are in float32.
-    wrong = [
-        name
-        for name, value in floats.items()
-        if not (value.float() if value.dtype.itemsize == 1 else value).isfinite().all()
-    ]
-    if wrong:
+    if spoilt:
         warnings.warn(
-            f"{path} holds NaN or infinity in {len(wrong)} of {len(state)} tensors, the first is {short(wrong[0])}: "
+            f"{path} holds NaN or infinity in {len(spoilt)} of {count} tensors, the first is {short(spoilt[0])}: "
             "what the network computes is of no use, so train it again.",
             NotFiniteWarning,
             stacklevel=3,
         )
 
 
-def _load(file: BufferedIOBase, size: int, model: nn.Module | None = None) -> nn.Module:
-    """Nothing of the size of the tensors is allocated before header, checksum and network are known to agree."""
+def _load(file: BufferedIOBase, size: int, model: nn.Module | None = None) -> tuple[nn.Module, list[str]]:
+    """The network, and the names of tensors with NaN or infinity. Nothing of the size of the tensors is allocated
+    before header and network are known to agree."""
     head = read_head(file, size, about_of)
-    check_whole(head, file)
-    network = network_of(head.about, model)
-    compare(head.tensors, network, model)
     try:
-        _put(network, read_tensors(head, file, size))
-    except (SafetensorError, RuntimeError) as reason:  # RuntimeError: how torch says that memory does not suffice
-        raise Wrong(f"cannot be put into the network: {short(reason)}") from reason
-    return network.eval()
-
-
-def _put(network: nn.Module, tensors: dict[str, Tensor]) -> None:
+        network = network_of(head.about, model)
+        compare(head.tensors, network, model)
+    except Wrong:
+        check_whole(head, file)  # if that is wrong, then it is all that is to be said
+        raise
     state = state_of(network)
-    if any(t.is_meta for t in state.values()):
+    meta = any(t.is_meta for t in state.values())
+    try:
+        tensors, spoilt = read_tensors(head, file, state if meta else None)
+        _put(network, tensors, meta)
+    except RuntimeError as reason:  # how torch says that memory does not suffice
+        raise Wrong(f"cannot be put into the network: {short(reason)}") from reason
+    return network.eval(), spoilt
+
+
+def _put(network: nn.Module, tensors: dict[str, Tensor], meta: bool) -> None:
+    if meta:
         made: dict[int, Tensor] = {}  # one for each tensor, so that a shared one stays shared
+        state = state_of(network)
         for name, old in state.items():
             if id(old) not in made:
-                new = _laid_out(old, tensors[name])
+                new = tensors[name]
                 made[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
         network.load_state_dict({name: made[id(old)] for name, old in state.items()}, assign=True)
     else:
         network.load_state_dict(tensors)
     for name, value in state_of(network).items():
-        if not torch.equal(_bits(value), _bits(tensors[name])):  # as in a file that gives one shared tensor two values
+        if not _same(value.detach().cpu(), tensors[name]):  # as in a file that gives one shared tensor two values
             raise Wrong(f"does not fit the network: {short(name)} cannot take its values")
     if any(t.is_meta for t in (*network.parameters(), *network.buffers())):
         raise Wrong("does not hold all tensors of the network: build it on the CPU and give it to load")
 
 
-def _laid_out(like: Tensor, value: Tensor) -> Tensor:
-    """``value`` in the memory layout of ``like``. Not by empty_like, which forgets it where an axis has size 1."""
-    span = 1 + sum((n - 1) * step for n, step in zip(like.shape, like.stride(), strict=True))
-    dense = span == like.numel()
-    empty = torch.empty_strided(like.shape, like.stride(), dtype=value.dtype) if dense else torch.empty_like(value)
-    return empty.copy_(value)
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal bit for bit: NaN equals itself there, and 0 does not equal -0."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    if (one.data_ptr(), one.stride()) == (other.data_ptr(), other.stride()):
+        return True
+    return torch.equal(*(t.view(WHOLE[t.element_size()]) for t in (one, other)))
 
 
-def _bits(value: Tensor) -> Tensor:
-    """The bytes of a tensor: NaN equals itself there, and 0 does not equal -0."""
-    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _content(model: nn.Module, metrics: dict[str, Any], images: dict[str, Any] | None) -> bytes:
-    """The bytes of the file, which was read back as far as its header."""
-    state = state_of(model)
+def _head(model: nn.Module, state: dict[str, Tensor], metrics: dict[str, Any], images: dict[str, Any] | None) -> bytes:
+    """The header of the file, which was read back."""
     for name, value in state.items():
         if value.is_meta:
             raise Wrong(f"cannot hold {short(name)}, which is on the meta device and has no values")
     about = _about(source_of(model), sum(p.numel() for p in model.parameters()), metrics, images)
-    # Copies, because safetensors refuses tensors that share memory.
-    tensors = {
-        name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, value in state.items()
-    }
     try:
-        content = bytes_of(tensors, {"quern": json.dumps(about)})
-    except (SafetensorError, ValueError) as reason:
+        head = head_of(kinds_of(state), json.dumps(about))
+    except ValueError as reason:  # a name that is no text
         raise Wrong(f"cannot hold this network: {short(reason)}") from reason
-    if int.from_bytes(content[:8], "little") > HEADER_BYTES - 128:  # the checksum comes yet
+    if len(head) > HEADER_BYTES:
         raise Wrong(f"cannot hold this network: names, steps and metrics take more than {HEADER_BYTES >> 20} MB")
-    content = b"".join(sealed(content))
-    read_head(BytesIO(content), len(content), about_of)
-    return content
+    read_head(BytesIO(head), len(head) + sum(t.numel() * t.element_size() for t in state.values()), about_of)
+    return head
 
 
 def _about(source: Origin, parameters: int, metrics: dict[str, Any], images: dict[str, Any] | None) -> dict[str, Any]:

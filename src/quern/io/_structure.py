@@ -47,7 +47,7 @@ def network_of(about: dict[str, Any], model: nn.Module | None) -> nn.Module:
         raise
     except Exception as reason:  # whatever it is: the plan is a stranger's
         raise Wrong(f"holds steps that do not fit its network: {short(str(reason).rstrip('.'))}") from reason
-    if model is None:  # a step may have lost the layout where an axis has size 1
+    if model is None and steps:  # a step may have lost the layout where an axis has size 1
         network = network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     return network
 

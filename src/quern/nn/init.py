@@ -30,6 +30,8 @@ def _polar_(weight: Tensor, std: float, generator: Generator | None) -> Tensor:
     # A normal vector in 4 dimensions: its length has the chi distribution with 4 degrees of freedom, its direction is
     # uniform on the sphere. Drawing the angle of the polar form uniformly instead, as is often done, gives the real
     # part three times the variance of each imaginary one, and unequal outputs if the input has only some components.
+    if weight.is_meta:  # there is nothing to fill; files are read by building networks there
+        return weight
     return weight.copy_(_randn(weight, 4, generator) * std)
 
 
