@@ -325,7 +325,7 @@ def test_the_figures_of_the_paper_have_its_panels(tmp_path: Path) -> None:
     second = figures["figure2-mnist-quern"].panels
     assert [panel.title for panel in second][2:] == ["Neuron sparsity", "Validation accuracy"]
     assert isinstance(second[0], Curves)
-    assert [line.style for line in second[0].lines] == ["rq", "rq-bn", "rql-bn", "gamma-bn"]
+    assert [line.style for line in second[0].lines] == ["rq", "rq-bn", "rql-bn", "gamma-bn", "gamma-beta-bn"]
     front = figures["front-mnist"].panels
     assert isinstance(front[0], Scatter)
     assert sum(dots.source == "the paper" for dots in front[0].dots) == 5
@@ -472,7 +472,7 @@ def test_the_class_that_lost_the_largest_share_comes_first(tmp_path: Path) -> No
     assert [cell.text for cell in page.classes.rows[0]] == ["7", "20", "20", "18", "-2 (-10.0)"]
     assert [cell.text for cell in page.classes.rows[-1]] == ["3", "20", "18", "19", "+1 (+5.0)"]
     assert [row[0].text for row in page.classes.rows[1:-1]] == list("01245689")
-    assert page.lost.startswith("Class 7 lost the most: 18 of its 20 test inputs")
+    assert page.lost.startswith("Class 7 lost the most: 18 of its 20 inputs")
     rows = [{"name": "a", "both": 900, "only_dense": 9, "only_small": 0, "neither": 0}]
     rows += [{"name": "b", "both": 5, "only_dense": 5, "only_small": 1, "neither": 0}]
     assert read_run(write_compress(tmp_path, answers=rows)).lost.startswith("Class b lost the most")

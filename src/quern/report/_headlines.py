@@ -53,6 +53,14 @@ def _zero(group: Group) -> str:
     return _percent([run.moduli.zeros / max(1, run.moduli.zeros + sum(run.moduli.counts)) for run in group.runs])
 
 
+def _neurons(found: Found, dataset: str) -> str | None:
+    """By γ alone, else with β."""
+    for method, how in (("gamma-bn", ""), ("gamma-beta-bn", " (γ with β)")):
+        if group := found.group(dataset, "quern", method):
+            return _percent([run.small.neurons / max(1, run.dense.neurons) for run in group.runs]) + how
+    return None
+
+
 def _left(group: Group) -> str:
     all_ = [sum(layer["quaternions"] for layer in run.layers) for run in group.runs]
     zero = [sum(layer["zero_quaternions"] for layer in run.layers) for run in group.runs]
@@ -81,10 +89,7 @@ _NUMBERS: dict[str, tuple[str, Callable[[Found, str], str | None]]] = {
     "table1": ("Methods by which quern beats the paper", _beaten),
     "table2": ("A step with R_Q, as a multiple of one without penalty", _slower),
     "curves": ("Quaternions that R_Q makes zero", _quern("rq", _quaternion)),
-    "neurons": (
-        "Neurons that L1(BN) leaves",
-        _quern("gamma-bn", lambda group: _percent([r.small.neurons / max(1, r.dense.neurons) for r in group.runs])),
-    ),
+    "neurons": ("Neurons that L1(BN) leaves", _neurons),
     "front": (
         "R_Q, accuracy at zero quaternions",
         _quern("rq", lambda group: f"{_accuracy(group)} at {_quaternion(group)}"),
