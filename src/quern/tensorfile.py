@@ -241,7 +241,7 @@ def _array(block: Tensor) -> Any:
 
 
 def _bytes(block: Tensor) -> memoryview:
-    return block.view(-1).view(torch.uint8).numpy().data
+    return memoryview(_array(block)).cast("B")
 
 
 def _is_finite(block: Tensor) -> bool:
