@@ -11,6 +11,7 @@ from PIL import Image
 
 from quern import data, io, models
 from quern.data import _sources
+from quern.errors import DataError
 from quern.export import accuracy, to_int8, to_onnx, to_pt2
 from tests.commands import here, refused
 
@@ -90,7 +91,7 @@ def test_data_sets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert io.describe(folder / "net")["images"]["classes"] == list(found.classes)
     np.savez(root / os.fsdecode(b"it\xff.npz"), images=np.zeros((20, 8, 8), np.uint8), labels=np.arange(20) % 2)
     assert data.load(root / os.fsdecode(b"it\xff.npz")).name == r"it\xff"
-    with pytest.raises(data.DataError, match=r"x\.npz cannot be read") as caught:
+    with pytest.raises(DataError, match=r"x\.npz cannot be read") as caught:
         data.npz(folder / "x.npz")
     assert "\udcff" in str(caught.value)  # a path to go on with, until it is shown
     monkeypatch.setenv("QUERN_DATA", str(folder / "cache"))
