@@ -193,7 +193,7 @@ def test_a_schema_is_read_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("what", ["seconds", "latency_ms", "neurons", "test_accuracy"])
+@pytest.mark.parametrize("what", ["seconds", "latency_ms", "neurons", "val_accuracy"])
 @pytest.mark.parametrize("value", [-1, 10**18, 1e308, math.nan, math.inf, None, "3", []])
 def test_numbers_that_cannot_be_are_refused_before_they_are_used(tmp_path: Path, what: str, value: Any) -> None:
     record = compress_record()
