@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from quern.files import write_text
+from quern._files import write_text
 
 ROOT = Path(__file__).parent.parent
 SHOWN = {

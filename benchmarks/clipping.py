@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from quern import data, models
-from quern.environment import facts
+from quern._files import write_text
+from quern.bench.machine import facts
 from quern.errors import LastPathWarning
-from quern.files import write_text
 from quern.optim import ProximalAdam, ramp
 from quern.penalties import RQL
 from quern.sparsity import measure

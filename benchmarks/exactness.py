@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from tests.networks import Halves, draw, measure, measure_halves, numbered_network
 
+from quern._files import write_text
+from quern.bench.machine import facts
 from quern.compact import compact, plan
-from quern.environment import facts
-from quern.files import write_text
 
 HALVES = (torch.float16, torch.bfloat16)
 

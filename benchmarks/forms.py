@@ -1,4 +1,4 @@
-"""Where the Hadamard form beats the block form: the measurements behind ``kernels.choose_conv_form`` and its kin.
+"""Where the Hadamard form beats the block form: the measurements behind ``products.choose_conv_form`` and its kin.
 
     python benchmarks/forms.py [--repeats N]
 
@@ -12,8 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quern import functional, kernels
-from quern.kernels import Form
+from quern import functional
+from quern.functional import products
+from quern.functional.products import Form
 from timing import host, medians
 
 CPU = torch.device("cpu")
@@ -66,7 +67,7 @@ def main() -> None:
                     for both in (False, True)
                 ]
                 picked = (
-                    kernels.choose_conv_form(CPU, channels, channels, groups, kernel**2, batch * size**2) == "hadamard"
+                    products.choose_conv_form(CPU, channels, channels, groups, kernel**2, batch * size**2) == "hadamard"
                 )
                 print(
                     f"  {channels:4d} quaternions, {size:3d}x{size:<3d} batch {batch:4d}: "
@@ -77,7 +78,7 @@ def main() -> None:
     for features in (32, 64, 128, 256, 512):
         for rows in (1, 32, 128, 512, 2048):
             ways = [ratio(linear(features, rows), "choose_linear_form", both, repeats) for both in (False, True)]
-            picked = kernels.choose_linear_form(CPU, features, features, rows) == "hadamard"
+            picked = products.choose_linear_form(CPU, features, features, rows) == "hadamard"
             print(
                 f"  {features:4d} quaternions, {rows:4d} rows: {ways[0]:5.2f} / {ways[1]:5.2f} {'*' if picked else ''}"
             )

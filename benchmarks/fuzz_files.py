@@ -36,9 +36,9 @@ from safetensors.torch import load
 from quern import train
 from quern.cli import main
 from quern.errors import Stopped
+from quern.io.tensorfile import head_of, kinds_of, write_tensors
 from quern.pipeline import compress
-from quern.progress import Lines
-from quern.tensorfile import head_of, kinds_of, write_tensors
+from quern.train.progress import Lines
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 120  # for one command

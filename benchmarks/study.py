@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from quern import data, models
+from quern._files import write_text
+from quern.bench.machine import facts
 from quern.data import Images, ImageSet
-from quern.environment import facts
-from quern.files import write_text
 from quern.penalties import RQL, GammaL1
+from quern.pipeline.steering import Budget, Steering
 from quern.sparsity import measure
-from quern.steering import Budget, Steering
 from quern.train import Grinding, Settings, fit
 
 BUDGETS = {"cifar10": 8_000, "digits": 1_500}

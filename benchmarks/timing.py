@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from quern.environment import commit, cpu
-from quern.files import write_text
+from quern._files import write_text
+from quern.bench.machine import commit, cpu
 
 
 def medians(

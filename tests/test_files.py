@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from quern.files import check_target, claimed, open_regular, printable, replacing, sweep, write_text
+from quern._files import check_target, claimed, open_regular, printable, replacing, sweep, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -134,7 +134,9 @@ def test_what_is_no_regular_file_is_left_alone(tmp_path: Path) -> None:
 def test_standard_output_is_no_file_to_replace(tmp_path: Path) -> None:
     link = tmp_path / "stdout"  # as /dev/stdout, which a failure of this test would remove
     link.symlink_to("/proc/self/fd/1")
-    code = "import sys; from pathlib import Path; from quern.files import write_text; write_text(Path(sys.argv[1]), '')"
+    code = (
+        "import sys; from pathlib import Path; from quern._files import write_text; write_text(Path(sys.argv[1]), '')"
+    )
     done = subprocess.run([sys.executable, "-c", code, str(link)], capture_output=True, text=True)
     assert done.returncode == 1
     assert "not a regular file" in done.stderr
@@ -185,7 +187,7 @@ def test_a_folder_is_claimed_once_until_its_process_ends(tmp_path: Path) -> None
     holds = f"""
 import time
 from pathlib import Path
-from quern.files import claimed
+from quern._files import claimed
 with claimed(Path({str(tmp_path)!r})) as ours:
     print(ours, flush=True)
     time.sleep(600)
@@ -213,7 +215,7 @@ def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
     killed = f"""
 import os, signal
 from pathlib import Path
-from quern.files import replacing
+from quern._files import replacing
 with replacing(Path({str(tmp_path / "note.json")!r})):
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from quern import kernels, models
+from quern import models
 from quern import nn as qnn
+from quern.functional import products
 from quern.sparsity import Sparsity, measure
 
 
@@ -213,7 +214,7 @@ COUNTED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 def test_multiplications_equal_those_torch_counts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the block form every real product is one of a real layer, whose operations torch counts: two for each."""
     for choice in ("choose_conv_form", "choose_linear_form"):
-        monkeypatch.setattr(kernels, choice, lambda *sizes: "block")
+        monkeypatch.setattr(products, choice, lambda *sizes: "block")
     build, shape = COUNTED[name]
     model = build().eval()
     for batch in (1, 3):

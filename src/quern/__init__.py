@@ -11,26 +11,26 @@ if TYPE_CHECKING:
         algebra,
         bench,
         compact,
+        convert,
         data,
         errors,
-        experiments,
         export,
-        folding,
         functional,
+        graph,
         io,
         models,
         nn,
         optim,
+        paper,
         penalties,
         pipeline,
         records,
         report,
         sparsity,
-        steering,
         testing,
         train,
-        tune,
     )
+    from quern.convert import from_orkis, quaternionize
     from quern.pipeline import compress
 
 __version__ = "0.1.0"
@@ -39,31 +39,34 @@ __all__ = [
     "bench",
     "compact",
     "compress",
+    "convert",
     "data",
     "errors",
-    "experiments",
     "export",
-    "folding",
+    "from_orkis",
     "functional",
+    "graph",
     "io",
     "models",
     "nn",
     "optim",
+    "paper",
     "penalties",
     "pipeline",
+    "quaternionize",
     "records",
     "report",
     "sparsity",
-    "steering",
     "testing",
     "train",
-    "tune",
 ]
+
+_FUNCTIONS = {"compress": "quern.pipeline", "from_orkis": "quern.convert", "quaternionize": "quern.convert"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "compress":
-        return importlib.import_module("quern.pipeline").compress
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(_FUNCTIONS[name]), name)
     if name in __all__:
         return importlib.import_module(f"quern.{name}")
     raise AttributeError(f"module 'quern' has no attribute {name!r}")

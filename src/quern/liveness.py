@@ -43,9 +43,7 @@ from quern.graph import (
     convolution_edges,
     trace,
 )
-from quern.nn._conv import _QConvolution
-from quern.nn._norm import _QBatchNorm
-from quern.nn._recurrent import _QRecurrent
+from quern.nn.bases import QBatchNorm, QConvolution, QRecurrent
 
 __all__ = ["Liveness", "liveness"]
 
@@ -244,12 +242,12 @@ def _edges(run: _Pass, layer: nn.Module) -> Tensor:
         return some
     if isinstance(layer, qnn.QLinear):
         return some.any(0).repeat(1, len(layer.input_parts))
-    assert isinstance(layer, (_QConvolution, *REAL_CONVOLUTIONS))
+    assert isinstance(layer, (QConvolution, *REAL_CONVOLUTIONS))
     some = convolution_edges(layer, some)
-    return some.repeat(1, len(layer.input_parts)) if isinstance(layer, _QConvolution) else some
+    return some.repeat(1, len(layer.input_parts)) if isinstance(layer, QConvolution) else some
 
 
-def _recurrent(run: _Pass, layer: _QRecurrent, value: _Value) -> tuple[_Value, Any]:
+def _recurrent(run: _Pass, layer: QRecurrent, value: _Value) -> tuple[_Value, Any]:
     hidden, directions = layer.hidden_size // 4, 2 if layer.bidirectional else 1
 
     def edges(kind: str, level: int, direction: int) -> Tensor:
@@ -349,22 +347,22 @@ def _module(run: _Pass, layer: nn.Module, name: str, args: tuple[Any, ...], kwar
     if len(values) != 1:
         return run.opaque(name, values)
     (value,) = values
-    if isinstance(layer, _QRecurrent):
+    if isinstance(layer, QRecurrent):
         return _recurrent(run, layer, run.fitting(name, value, None, layer.input_size))
-    neurons = layer if isinstance(layer, (qnn.QLinear, _QConvolution)) else None
+    neurons = layer if isinstance(layer, (qnn.QLinear, QConvolution)) else None
     if isinstance(layer, (qnn.QLinear, nn.Linear)):
         value = run.fitting(name, value, None, layer.in_features)
         return run.weighted(value, _edges(run, layer), neurons, None)
-    if isinstance(layer, (_QConvolution, *REAL_CONVOLUTIONS)):
+    if isinstance(layer, (QConvolution, *REAL_CONVOLUTIONS)):
         space = len(layer.kernel_size)
         value = run.fitting(name, value, (space,), layer.in_channels)
         return run.weighted(value, _edges(run, layer), neurons, space + 2)
     if isinstance(layer, OF_QUATERNIONS) and value.real:
         return run.opaque(name, values)
-    if isinstance(layer, (_QBatchNorm, qnn.QWhiteningBatchNorm2d)):
+    if isinstance(layer, (QBatchNorm, qnn.QWhiteningBatchNorm2d)):
         n = layer.num_features // 4
         scale = torch.ones(n) if layer.weight is None else layer.weight.abs().reshape(-1, n).amax(0)
-        space = layer.space if isinstance(layer, _QBatchNorm) else (2,)
+        space = layer.space if isinstance(layer, QBatchNorm) else (2,)
         return run.scaled(run.fitting(name, value, space, 4 * n), scale.repeat(4), space, real=False)
     if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
         scale = torch.ones(layer.num_features) if layer.weight is None else layer.weight
@@ -471,7 +469,7 @@ def liveness(model: nn.Module, tol: float = 0.0) -> Liveness:
 
 
 def _alone(run: _Pass, layer: nn.Module) -> Tensor:
-    if isinstance(layer, _QRecurrent):  # with an initial state its weights do not tell
+    if isinstance(layer, QRecurrent):  # with an initial state its weights do not tell
         directions = 2 if layer.bidirectional else 1
         return torch.ones(layer.num_layers * directions * layer.hidden_size // 4, dtype=torch.bool)
     if isinstance(layer, qnn.QEmbedding):

@@ -9,7 +9,8 @@ same in any layout. Max-pooling takes the maximum of each component, as the auth
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Literal, ParamSpec, no_type_check
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, ParamSpec, no_type_check
 
 import torch
 from jaxtyping import Float
@@ -17,11 +18,37 @@ from torch import Tensor, nn
 
 from quern import nn as qnn
 from quern.errors import instead_of
-from quern.origin import Origin, set_origin
 
 Norm = Literal["none", "after_conv", "after_activation"]
 P = ParamSpec("P")
 _NORMS = ("none", "after_conv", "after_activation")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to get a network of the same structure. Files hold it in place of code: a file is read by building the
+    network anew, doing the same steps to it, and putting the tensors in.
+
+    ``builder`` is a name in ``BUILDERS`` with its ``arguments``, or None for a network of the user's own. ``steps``
+    were done to it since, in order: plain JSON, ``{"compact": a plan}`` or ``{"fold": names}``.
+    """
+
+    builder: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    steps: tuple[dict[str, Any], ...] = ()
+
+    def then(self, step: dict[str, Any]) -> "Recipe":
+        return replace(self, steps=(*self.steps, step))
+
+
+def recipe_of(model: nn.Module) -> Recipe:
+    """How ``model`` was made, as far as it was written down."""
+    found = getattr(model, "_recipe", None)
+    return found if isinstance(found, Recipe) else Recipe()
+
+
+def set_recipe(model: nn.Module, value: Recipe) -> None:
+    model._recipe = value  # pyright: ignore[reportArgumentType]
 
 
 def _stage(conv: nn.Module, norm: Norm, normalize: nn.Module, pool: bool) -> list[nn.Module]:
@@ -94,7 +121,7 @@ def _builder(build: Callable[P, nn.Sequential]) -> Callable[P, nn.Sequential]:
             name: list(v) if isinstance(v, Sequence) and not isinstance(v, str) else v
             for name, v in bound.arguments.items()
         }
-        set_origin(network, Origin(build.__name__, plain))
+        set_recipe(network, Recipe(build.__name__, plain))
         return network
 
     return recorded

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from quern import nn as qnn
 from quern.graph import REAL_CONVOLUTIONS, check_module, inputs_of
 from quern.liveness import liveness
-from quern.nn._conv import _QConvolution
-from quern.nn._recurrent import _QRecurrent
+from quern.nn.bases import QConvolution, QRecurrent
 from quern.records import LayerSparsity, Sparsity
 
 __all__ = ["LayerSparsity", "Sparsity", "measure", "work"]
@@ -38,7 +37,7 @@ def measure(model: nn.Module, example_input: Tensor | tuple[Any, ...] | None = N
     found = liveness(model, tol)
     layers, seen = [], set()
     for name, layer in model.named_modules():
-        if not isinstance(layer, (qnn.QLinear, _QConvolution, qnn.QEmbedding, _QRecurrent)):
+        if not isinstance(layer, (qnn.QLinear, QConvolution, qnn.QEmbedding, QRecurrent)):
             continue
         weights = [w for w in qnn.quaternion_weights(layer).values() if id(w) not in seen]
         seen.update(map(id, weights))
@@ -92,26 +91,26 @@ def work(model: nn.Module, example_input: Tensor | tuple[Any, ...], tol: float =
 
     def after(name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         input = args[0] if args else kwargs["input"]
-        if isinstance(layer, _QRecurrent):
+        if isinstance(layer, QRecurrent):
             data = input.data if isinstance(input, nn.utils.rnn.PackedSequence) else input
             count(name, qnn.quaternion_weights(layer).values(), data.numel() // data.shape[-1], 4)
         elif isinstance(layer, qnn.QLinear):
             count(name, [layer.weight], output.numel() // output.shape[-1], len(layer.input_parts))
         elif isinstance(layer, nn.Linear):
             count(name, [layer.weight], output.numel() // output.shape[-1], 1)
-        elif isinstance(layer, (_QConvolution, *REAL_CONVOLUTIONS)):
+        elif isinstance(layer, (QConvolution, *REAL_CONVOLUTIONS)):
             side = input if layer.transposed else output  # where every number of the weight is used once
             batched = side.dim() == len(layer.kernel_size) + 2
             positions = math.prod(side.shape[2 if batched else 1 :]) * (side.shape[0] if batched else 1)
-            parts = len(layer.input_parts) if isinstance(layer, _QConvolution) else 1
+            parts = len(layer.input_parts) if isinstance(layer, QConvolution) else 1
             count(name, [layer.weight], positions, parts)
-            if isinstance(layer, _QConvolution) and layer.constant is not None:  # once for all of a batch
+            if isinstance(layer, QConvolution) and layer.constant is not None:  # once for all of a batch
                 count(name, [layer.constant], positions, 1)
 
     handles = [
         layer.register_forward_hook(partial(after, name), with_kwargs=True)
         for name, layer in model.named_modules()
-        if isinstance(layer, (_QRecurrent, qnn.QLinear, nn.Linear, _QConvolution, *REAL_CONVOLUTIONS))
+        if isinstance(layer, (QRecurrent, qnn.QLinear, nn.Linear, QConvolution, *REAL_CONVOLUTIONS))
     ]
     modes = {layer: layer.training for layer in model.modules()}
     try:

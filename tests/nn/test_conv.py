@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from quern import functional, kernels
+from quern import functional
 from quern import nn as qnn
+from quern.functional import products
 
 
 @pytest.mark.parametrize(("parts", "encode", "channels"), [("r", qnn.encode_gray, 2), ("ijk", qnn.encode_rgb, 6)])
@@ -50,7 +51,7 @@ def test_cat_joins_quaternion_channels() -> None:
 
 @pytest.mark.parametrize("form", ["block", "hadamard"])
 def test_channels_last_is_kept_by_grouped_convolutions(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "choose_conv_form", lambda *sizes: form)
+    monkeypatch.setattr(products, "choose_conv_form", lambda *sizes: form)
     layer, x = qnn.QConv2d(16, 8, 3, groups=2), torch.randn(2, 16, 5, 5)
     found = layer(x.to(memory_format=torch.channels_last))
     assert found.is_contiguous(memory_format=torch.channels_last)
@@ -101,16 +102,16 @@ class TestCache:
     @pytest.fixture(autouse=True)
     def _setup(self, form: str, make, monkeypatch: pytest.MonkeyPatch) -> None:
         for choice in ("choose_conv_form", "choose_linear_form"):
-            monkeypatch.setattr(kernels, choice, lambda *sizes: form)
+            monkeypatch.setattr(products, choice, lambda *sizes: form)
         self.built = 0
         for name in ("block_weight", "hadamard_weights"):
-            original = getattr(kernels, name)
+            original = getattr(products, name)
 
             def counting(*arguments, original=original, **options):
                 self.built += 1
                 return original(*arguments, **options)
 
-            monkeypatch.setattr(kernels, name, counting)
+            monkeypatch.setattr(products, name, counting)
         self.layer = make().eval()
         self.x = torch.randn(2, 8, *[5] * (self.layer.weight.dim() - 3))
 
@@ -278,7 +279,7 @@ def test_transposed_convolution_is_the_adjoint_of_the_conjugate_convolution() ->
 @pytest.mark.parametrize("batch", [0, 1])
 @pytest.mark.parametrize("form", ["block", "hadamard"])
 def test_empty_and_single_batches(batch: int, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "choose_conv_form", lambda *sizes: form)
+    monkeypatch.setattr(products, "choose_conv_form", lambda *sizes: form)
     layer = qnn.QConv2d(8, 4, 3)
     y = layer(torch.randn(batch, 8, 5, 5))
     y.sum().backward()

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from quern import kernels
-from quern.kernels import Form
+from quern.functional import products
+from quern.functional.products import Form
 from quern.testing import assert_matches_real, assert_module_laws
 from tests.nn.cases import CASES, Case
 
@@ -15,7 +15,7 @@ every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Form:
     """Both forms of the product, whatever the sizes say."""
     for choice in ("choose_conv_form", "choose_linear_form"):
-        monkeypatch.setattr(kernels, choice, lambda *sizes: request.param)
+        monkeypatch.setattr(products, choice, lambda *sizes: request.param)
     return request.param
 
 

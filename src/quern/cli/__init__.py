@@ -13,7 +13,7 @@ from quern.cli import _compress, _data, _models, _report, _reproduce, _show, _tr
 from quern.cli._console import err_console, say, warnings_as_sentences
 from quern.cli._help import Command, Group
 from quern.errors import QuernError, Stopped
-from quern.schema import visible
+from quern.records.schema import visible
 
 __all__ = ["app", "main"]
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quern import schema
 from quern.cli import _train
 from quern.cli._console import err_console, out_console, say
 from quern.cli._folder import is_compressed
@@ -30,7 +29,7 @@ from quern.cli._train import (
     Quiet,
 )
 from quern.errors import TrainingError
-from quern.records import CompressConfig
+from quern.records import CompressConfig, schema
 
 if TYPE_CHECKING:
     from quern.data import ImageSet
@@ -185,7 +184,7 @@ def _compress(config: dict[str, Any], out: Path, resume: bool, quiet: bool, json
     import torch
 
     from quern import io
-    from quern.environment import facts
+    from quern.bench.machine import facts
     from quern.penalties import Penalty
     from quern.pipeline import Budget, compress
     from quern.report import write_run_report

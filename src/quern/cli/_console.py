@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
+from quern._files import printable
 from quern.errors import QuernWarning
-from quern.files import printable
 
 # A pipe has no width: tables are not cut to fit one.
 out_console = Console() if sys.stdout.isatty() else Console(width=120)

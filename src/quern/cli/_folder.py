@@ -3,10 +3,9 @@
 import shlex
 from pathlib import Path
 
-from quern import schema
+from quern._files import check_target
 from quern.errors import QuernError, RecordError
-from quern.files import check_target
-from quern.records import Begun
+from quern.records import Begun, schema
 
 __all__ = ["begun", "check_out", "how_to_go_on", "is_compressed"]
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from quern._files import foreign_kind, printable, write_text
 from quern.cli._console import Fetching, err_console, out_console, say
 from quern.cli._folder import check_out, how_to_go_on
 from quern.errors import QuernError
-from quern.files import foreign_kind, printable, write_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -267,7 +267,7 @@ def bench(
 ) -> None:
     """Time networks next to each other, in torch and in onnxruntime. One network is compared with itself, compacted."""
     from quern import bench as benching
-    from quern.environment import facts
+    from quern.bench.machine import facts
 
     if out is not None:
         check_out(out)

@@ -13,7 +13,7 @@ from quern.errors import RecordError
 from quern.records import check_writable
 
 if TYPE_CHECKING:
-    from quern.experiments import Task
+    from quern.paper import Task
 
 EXAMPLES = """
 Examples:
@@ -78,14 +78,14 @@ def reproduce(
     wanted = list(_PAPER_DATASETS) if what == "all" else [what]
     from joblib import cpu_count
 
-    from quern import experiments as ex
+    from quern import paper
 
     parts = [(one, name) for one in wanted for name in dataset or _PAPER_DATASETS[one]]
-    todo = ex.runs(parts, seeds, epochs, family or (), method or ())
-    tasks = ex.survey(todo, results, work, ex.read_lambdas(lambdas))
+    todo = paper.runs(parts, seeds, epochs, family or (), method or ())
+    tasks = paper.survey(todo, results, work, paper.read_lambdas(lambdas))
     timed = list(dict.fromkeys(name for one, name in parts if one == "table2"))
     if what == "all":  # asked for by its name, table 2 is timed again
-        timed = [name for name in timed if not ex.timing_path(results, name).exists()]
+        timed = [name for name in timed if not paper.timing_path(results, name).exists()]
     if not tasks and what != "table2":
         raise RecordError(f"{what} has no such runs: leave out --family or --method, or name others.")
     jobs = cpu_count() if jobs is None else jobs
@@ -95,7 +95,7 @@ def reproduce(
         _say_what(tasks, timed, jobs)
         return
     for name in timed:
-        check_writable(ex.timing_path(results, name).parent, "--results")
+        check_writable(paper.timing_path(results, name).parent, "--results")
     for name in dict.fromkeys([*(task.run.dataset for task in tasks if task.record is None), *timed]):
         _fetch(name, data_dir)
     outdated = [task.run.name for task in tasks if task.outdated]
@@ -108,7 +108,7 @@ def reproduce(
             raise RecordError(f"{len(failed)} of {len(tasks)} runs failed; the first, {failed[0]}")
     for name in timed:
         say(f"{name}: timing steps of all methods in turn", err_console)
-        say(f"in {ex.time_steps(name, results, data_dir)}", err_console)
+        say(f"in {paper.time_steps(name, results, data_dir)}", err_console)
 
 
 def _fetch(name: str, data_dir: Path | None) -> None:
@@ -120,8 +120,8 @@ def _fetch(name: str, data_dir: Path | None) -> None:
 
 
 def _say_what(tasks: "list[Task]", timed: list[str], jobs: int) -> None:
-    from quern.experiments import seconds_left
-    from quern.progress import clock
+    from quern.paper import seconds_left
+    from quern.train.progress import clock
 
     for task in tasks:
         state = (
@@ -143,8 +143,8 @@ def _perform(tasks: "list[Task]", results: Path, work: Path, options: dict[str, 
     """Do what has no record, with a table that is live on a terminal and lines elsewhere; what failed, as sentences."""
     from rich.live import Live
 
-    from quern.experiments import board, percent, perform_all
-    from quern.progress import clock
+    from quern.paper import board, percent, perform_all
+    from quern.train.progress import clock
 
     done: dict[str, Mapping[str, Any]] = {t.run.name: t.record for t in tasks if t.record is not None}
     failed: list[str] = []

@@ -5,13 +5,23 @@ from typing import Annotated, Any
 
 import typer
 
-from quern import schema
 from quern.cli._console import out_console, say
 from quern.cli._folder import begun, how_to_go_on
 from quern.cli._train import print_result
 from quern.errors import TrainingError
-from quern.records import Begun, Budget, Comparison, Course, Environment, Epoch, Result, TrainConfig, read_compression
-from quern.schema import visible
+from quern.records import (
+    Begun,
+    Budget,
+    Comparison,
+    Course,
+    Environment,
+    Epoch,
+    Result,
+    TrainConfig,
+    read_compression,
+    schema,
+)
+from quern.records.schema import visible
 
 
 def show(
@@ -28,7 +38,7 @@ def show(
     if not path.exists() and (run / "record.json").exists():
         read_compression(run / "record.json")  # says what is wrong with it
     config = schema.read(path, TrainConfig, "a run of quern train", "restore it, or train again")
-    from quern.progress import clock, summary
+    from quern.train.progress import clock, summary
 
     settings, result = _course(config["settings"], path), None
     if (run / "result.json").exists():
@@ -66,7 +76,7 @@ def _history(run: Path) -> list[Epoch]:
 
 
 def _show_compressed(run: Path, about: Begun, history: bool) -> None:
-    from quern.progress import summary
+    from quern.train.progress import summary
 
     path, found, said = run / "record.json", None, []
     record = read_compression(path) if path.exists() else None

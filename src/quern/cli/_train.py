@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from quern import schema
 from quern.cli._console import Fetching, err_console, out_console, say
 from quern.cli._folder import how_to_go_on, is_compressed
 from quern.errors import TrainingError, instead_of
-from quern.records import Course, Result, TrainConfig, check_writable
+from quern.records import Course, Result, TrainConfig, check_writable, schema
 
 if TYPE_CHECKING:
     from torch import nn
@@ -220,7 +219,7 @@ def _train(config: dict[str, Any], out: Path | None, resume: bool, tensorboard: 
     import torch
 
     from quern import train
-    from quern.environment import facts
+    from quern.bench.machine import facts
 
     set_threads(config["threads"])
     leads = os.environ.get("RANK", "0") == "0"
@@ -286,7 +285,7 @@ def images_of(config: dict[str, Any], out: Path | None, resume: bool, quiet: boo
 
 
 def watchers(out: Path | None, tensorboard: bool, quiet: bool, leads: bool) -> list[Any]:
-    from quern import progress
+    from quern.train import progress
 
     if not leads:
         return []

@@ -49,8 +49,8 @@ def tune(
 
     from rich.table import Table
 
-    from quern import data, tune
-    from quern.experiments import read_lambdas
+    from quern import data
+    from quern.paper import read_lambdas, tune
     from quern.records import DATASETS, METHODS, check_known, check_writable, without_penalty
 
     check_known(dataset, DATASETS, "data set")

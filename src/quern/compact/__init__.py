@@ -29,13 +29,13 @@ from quern.compact._census import Census, Counted
 from quern.compact._facts import Record, Value
 from quern.compact._plan import DEAD, Kept, LayerPlan, Plan
 from quern.compact._rules import read, remembering
+from quern.compact.folding import fold
 from quern.errors import CompactionError, DeadNetworkWarning, NotFiniteWarning
 from quern.graph import REAL_CONVOLUTIONS, WITH_NEURONS, Example, check_traceable, inputs_of, mapped
-from quern.nn._norm import _QBatchNorm
-from quern.nn._recurrent import _QRecurrent
-from quern.origin import Origin, origin, set_origin
+from quern.models import Recipe, recipe_of, set_recipe
+from quern.nn.bases import QBatchNorm, QRecurrent
 
-__all__ = ["Census", "Counted", "Kept", "LayerPlan", "Plan", "census", "compact", "compact_", "is_dead", "plan"]
+__all__ = ["Census", "Counted", "Kept", "LayerPlan", "Plan", "census", "compact", "compact_", "fold", "is_dead", "plan"]
 
 NOT_FINITE = "what the network gives for the example is not finite everywhere, so look for NaN or inf in its weights"
 
@@ -221,13 +221,13 @@ def _narrow_layers(model: nn.Module, found: Plan, layers: dict[str, nn.Module]) 
 
 def _write_down(model: nn.Module, found: Plan) -> None:
     """Files keep the structure alone; the numbers are in their tensors."""
-    source = origin(model)
+    source = recipe_of(model)
     steps, before = last_plan(source)
     found = found.structure() if before is None else before.then(found.structure())
-    set_origin(model, Origin(source.builder, source.arguments, (*steps, {"compact": found.to_dict()})))
+    set_recipe(model, Recipe(source.builder, source.arguments, (*steps, {"compact": found.to_dict()})))
 
 
-def last_plan(source: Origin) -> tuple[tuple[dict[str, Any], ...], Plan | None]:
+def last_plan(source: Recipe) -> tuple[tuple[dict[str, Any], ...], Plan | None]:
     """The steps done to a network, and the plan that was the last of them, if it was one: the next is joined to it."""
     steps = source.steps
     if steps and "compact" in steps[-1]:
@@ -340,7 +340,7 @@ def _zero_(model: nn.Module, tol: float) -> None:
     """
     if not tol:
         return
-    weighted = (*WITH_NEURONS, nn.Linear, *REAL_CONVOLUTIONS, _QBatchNorm, qnn.QWhiteningBatchNorm2d)
+    weighted = (*WITH_NEURONS, nn.Linear, *REAL_CONVOLUTIONS, QBatchNorm, qnn.QWhiteningBatchNorm2d)
     weighted = (*weighted, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     for layer in model.modules():
         for name, p in layer.named_parameters(recurse=False):
@@ -354,7 +354,7 @@ def _counts(model: nn.Module) -> tuple[int, int]:
     """Parameters, and neurons of quaternion layers."""
     neurons = 0
     for layer in model.modules():
-        if isinstance(layer, _QRecurrent):
+        if isinstance(layer, QRecurrent):
             neurons += layer.num_layers * (2 if layer.bidirectional else 1) * layer.hidden_size // 4
         elif isinstance(layer, WITH_NEURONS):
             neurons += _narrow.sizes(layer)[1] or 0

@@ -12,18 +12,16 @@ from quern.algebra import UNITS, hamilton
 from quern.compact._plan import Kept, LayerPlan
 from quern.compact._sequences import suffixes
 from quern.errors import CompactionError
+from quern.functional.shapes import weight_layout
 from quern.graph import REAL_CONVOLUTIONS, pads_with_zeros
-from quern.layout import weight_layout
-from quern.nn._conv import _QConvolution
-from quern.nn._norm import _QBatchNorm
-from quern.nn._recurrent import _QRecurrent
+from quern.nn.bases import QBatchNorm, QConvolution, QRecurrent
 
 Select = Callable[[Tensor], Tensor]
 Shape = tuple[int, ...]
 _REAL_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_NORMS = (_QBatchNorm, qnn.QWhiteningBatchNorm2d, *_REAL_NORMS)
+_NORMS = (QBatchNorm, qnn.QWhiteningBatchNorm2d, *_REAL_NORMS)
 _ACTIVATIONS = (qnn.QModReLU, nn.PReLU)
-_CONVOLUTIONS = (_QConvolution, *REAL_CONVOLUTIONS)
+_CONVOLUTIONS = (QConvolution, *REAL_CONVOLUTIONS)
 _WEIGHTED = (qnn.QLinear, nn.Linear, *_CONVOLUTIONS)
 
 
@@ -33,11 +31,11 @@ def sizes(layer: Any) -> tuple[int | None, int | None]:
         return layer.weight.shape[2], layer.weight.shape[1]
     if isinstance(layer, nn.Linear):
         return layer.in_features, layer.out_features
-    if isinstance(layer, _QConvolution):
+    if isinstance(layer, QConvolution):
         return layer.weight.shape[2] * layer.groups, layer.weight.shape[1]
     if isinstance(layer, REAL_CONVOLUTIONS):
         return layer.in_channels, layer.out_channels
-    if isinstance(layer, (_QBatchNorm, qnn.QWhiteningBatchNorm2d, qnn.QModReLU)):
+    if isinstance(layer, (QBatchNorm, qnn.QWhiteningBatchNorm2d, qnn.QModReLU)):
         return layer.num_features // 4, None
     if isinstance(layer, _REAL_NORMS):
         return layer.num_features, None
@@ -45,7 +43,7 @@ def sizes(layer: Any) -> tuple[int | None, int | None]:
         return layer.num_parameters, None
     if isinstance(layer, qnn.QEmbedding):
         return None, layer.embedding_dim // 4
-    if isinstance(layer, _QRecurrent):
+    if isinstance(layer, QRecurrent):
         return layer.input_size // 4, layer.hidden_size // 4
     if isinstance(layer, qnn.QMultiheadAttention):
         return None, layer.num_heads
@@ -62,12 +60,12 @@ def shapes(layer: Any, ins: int | None, outs: int | None, constants: bool) -> di
     elif isinstance(layer, _WEIGHTED) and getattr(layer, "groups", 1) == 1:
         assert ins is not None
         assert outs is not None
-        kernel = tuple(layer.weight.shape[3 if isinstance(layer, (qnn.QLinear, _QConvolution)) else 2 :])
-        at_borders = isinstance(layer, _QConvolution) and pads_with_zeros(layer)
+        kernel = tuple(layer.weight.shape[3 if isinstance(layer, (qnn.QLinear, QConvolution)) else 2 :])
+        at_borders = isinstance(layer, QConvolution) and pads_with_zeros(layer)
         has_bias = layer.bias is not None or (constants and not at_borders)
-        if isinstance(layer, (qnn.QLinear, _QConvolution)):
+        if isinstance(layer, (qnn.QLinear, QConvolution)):
             found = {"weight": (4, outs, ins, *kernel)} | ({"bias": (4, outs)} if has_bias else {})
-            if isinstance(layer, _QConvolution) and (layer.constant is not None or (constants and at_borders)):
+            if isinstance(layer, QConvolution) and (layer.constant is not None or (constants and at_borders)):
                 found["constant"] = (4, outs, 1, *kernel)
         else:
             sides = (ins, outs) if getattr(layer, "transposed", False) else (outs, ins)
@@ -100,9 +98,9 @@ def check(name: str, layer: nn.Module, plan: LayerPlan) -> None:
             )
     if isinstance(layer, _CONVOLUTIONS) and layer.groups > 1:
         _groups(layer, plan)
-    known = {suffix for row in suffixes(layer) for suffix in row} if isinstance(layer, _QRecurrent) else set()
-    width = 4 if isinstance(layer, (qnn.QLinear, _QConvolution, _QRecurrent)) else 1
-    may = isinstance(layer, (*_WEIGHTED, _QRecurrent))
+    known = {suffix for row in suffixes(layer) for suffix in row} if isinstance(layer, QRecurrent) else set()
+    width = 4 if isinstance(layer, (qnn.QLinear, QConvolution, QRecurrent)) else 1
+    may = isinstance(layer, (*_WEIGHTED, QRecurrent))
     if not set(plan.still) <= known or any(len(q) != width or not may for _, q in plan.constants):
         raise CompactionError(f"the plan's constants do not fit {name!r}.")
 
@@ -144,7 +142,7 @@ def selections(layer: Any, plan: LayerPlan) -> dict[str, Select]:
         return {"weight": _both(_take(1, outs), _take(2, ins)), "bias": _take(1, outs)}
     if isinstance(layer, nn.Linear):
         return {"weight": _both(_take(0, outs), _take(1, ins)), "bias": _take(0, outs)}
-    if isinstance(layer, _QConvolution):
+    if isinstance(layer, QConvolution):
         weight = _both(_take(1, outs), _take(2, ins)) if layer.groups == 1 else _in_groups(layer, plan)
         return {"weight": weight, "bias": _take(1, outs), "constant": _take(1, outs)}
     if isinstance(layer, REAL_CONVOLUTIONS):
@@ -156,7 +154,7 @@ def selections(layer: Any, plan: LayerPlan) -> dict[str, Select]:
         return {name: _take(-1, ins) for name in names}
     if isinstance(layer, qnn.QEmbedding):
         return {"weight": _take(2, outs)}
-    if isinstance(layer, _QRecurrent):
+    if isinstance(layer, QRecurrent):
         return _recurrent(layer, ins, outs)
     assert isinstance(layer, qnn.QMultiheadAttention)  # its projections have plans of their own
     per_head = layer.embed_dim // 4 // layer.num_heads  # not by a projection, which may be narrow by now
@@ -166,7 +164,7 @@ def selections(layer: Any, plan: LayerPlan) -> dict[str, Select]:
 
 def _in_groups(layer: Any, plan: LayerPlan) -> Select:
     groups, ins, outs = _groups(layer, plan)
-    quaternion = isinstance(layer, _QConvolution)
+    quaternion = isinstance(layer, QConvolution)
 
     def select(t: Tensor) -> Tensor:
         t = t if quaternion else t.unsqueeze(0)
@@ -186,7 +184,7 @@ def _in_groups(layer: Any, plan: LayerPlan) -> Select:
     return select
 
 
-def _recurrent(layer: _QRecurrent, ins: tuple[int, ...], outs: tuple[int, ...]) -> dict[str, Select]:
+def _recurrent(layer: QRecurrent, ins: tuple[int, ...], outs: tuple[int, ...]) -> dict[str, Select]:
     hidden = layer.hidden_size // 4
     rows = [gate * hidden + n for gate in range(layer.gates) for n in outs]
     below = [direction * hidden + n for direction in range(2 if layer.bidirectional else 1) for n in outs]
@@ -213,9 +211,9 @@ def _resize(layer: Any, plan: LayerPlan) -> None:
     elif isinstance(layer, _CONVOLUTIONS):
         if layer.groups > 1:
             layer.groups = len(_groups(layer, plan)[0])
-        parts = (len(layer.input_parts), 4) if isinstance(layer, _QConvolution) else (1, 1)
+        parts = (len(layer.input_parts), 4) if isinstance(layer, QConvolution) else (1, 1)
         layer.in_channels, layer.out_channels = parts[0] * _count(plan.inputs), parts[1] * _count(plan.outputs)
-    elif isinstance(layer, (_QBatchNorm, qnn.QWhiteningBatchNorm2d, qnn.QModReLU)):
+    elif isinstance(layer, (QBatchNorm, qnn.QWhiteningBatchNorm2d, qnn.QModReLU)):
         layer.num_features = 4 * _count(plan.inputs)
     elif isinstance(layer, _REAL_NORMS):
         layer.num_features = _count(plan.inputs)
@@ -223,7 +221,7 @@ def _resize(layer: Any, plan: LayerPlan) -> None:
         layer.num_parameters = _count(plan.inputs)
     elif isinstance(layer, qnn.QEmbedding):
         layer.embedding_dim = 4 * _count(plan.outputs)
-    elif isinstance(layer, _QRecurrent):
+    elif isinstance(layer, QRecurrent):
         layer.input_size, layer.hidden_size = 4 * _count(plan.inputs), 4 * _count(plan.outputs)
     elif isinstance(layer, qnn.QMultiheadAttention):
         layer.embed_dim = layer.embed_dim // layer.num_heads * _count(plan.outputs)
@@ -236,7 +234,7 @@ def narrow_(layer: Any, plan: LayerPlan) -> dict[str, Select]:
     found = selections(layer, plan)
     layout = None
     if isinstance(layer, _CONVOLUTIONS) and layer.weight.dim() in (4, 5, 6):
-        weight = layer.weight if isinstance(layer, _QConvolution) else layer.weight.detach().unsqueeze(0)
+        weight = layer.weight if isinstance(layer, QConvolution) else layer.weight.detach().unsqueeze(0)
         layout = weight_layout(weight)
     for name, select in found.items():
         old = getattr(layer, name, None)
@@ -250,7 +248,7 @@ def narrow_(layer: Any, plan: LayerPlan) -> dict[str, Select]:
     _resize(layer, plan)
     if layout is not None:
         layer.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
-    if isinstance(layer, (qnn.QLinear, _QConvolution, _QRecurrent)):
+    if isinstance(layer, (qnn.QLinear, QConvolution, QRecurrent)):
         layer.train(layer.training)  # forgets what was derived from the old weights
     return found
 
@@ -261,7 +259,7 @@ def narrow_(layer: Any, plan: LayerPlan) -> dict[str, Select]:
 @torch.no_grad()
 def _absorb_(layer: Any, plan: LayerPlan) -> None:
     """Add to the layer what its constant inputs did, and let it look at them no more."""
-    if isinstance(layer, _QRecurrent):
+    if isinstance(layer, QRecurrent):
         _absorb_recurrent_(layer, plan)
     if not plan.constants or not isinstance(layer, _WEIGHTED):
         return
@@ -272,7 +270,7 @@ def _absorb_(layer: Any, plan: LayerPlan) -> None:
     total = sizes(layer)[0]
     assert total is not None
     device = weight.device
-    if isinstance(layer, (qnn.QLinear, _QConvolution)):
+    if isinstance(layer, (qnn.QLinear, QConvolution)):
         q = torch.zeros(4, total, dtype=torch.float64)
         q[:, columns] = numbers.T
         seen = torch.zeros(total, dtype=torch.bool)
@@ -283,7 +281,7 @@ def _absorb_(layer: Any, plan: LayerPlan) -> None:
         seen_rows = seen.view(groups, -1)[rows].to(device)
         kernel = [1] * (weight.dim() - 3)
         pushed = hamilton(wide, q_rows.view(*q_rows.shape, *kernel)).sum(2)  # (4, out, *kernel)
-        if isinstance(layer, _QConvolution) and pads_with_zeros(layer):
+        if isinstance(layer, QConvolution) and pads_with_zeros(layer):
             _add_(layer, "constant", pushed.unsqueeze(2), weight)
         else:
             _add_(layer, "bias", pushed.reshape(*pushed.shape[:2], -1).sum(2), weight)
@@ -314,7 +312,7 @@ def _add_(layer: nn.Module, name: str, what: Tensor, like: Tensor) -> None:
     setattr(layer, name, nn.Parameter(total.to(like.dtype), requires_grad=trained))
 
 
-def _absorb_recurrent_(layer: _QRecurrent, plan: LayerPlan) -> None:
+def _absorb_recurrent_(layer: QRecurrent, plan: LayerPlan) -> None:
     if plan.constants:
         columns = [n for n, _ in plan.constants]
         q = torch.tensor([q for _, q in plan.constants], dtype=torch.float64).T.unsqueeze(1)  # (4, 1, columns)

@@ -30,11 +30,9 @@ from quern.graph import (
     pads_with_zeros,
     trace_for,
 )
-from quern.nn._conv import _QConvolution
-from quern.nn._norm import _QBatchNorm
-from quern.nn._recurrent import _QRecurrent
+from quern.nn.bases import QBatchNorm, QConvolution, QRecurrent
 
-_WEIGHTED = (qnn.QLinear, nn.Linear, _QConvolution, *REAL_CONVOLUTIONS)
+_WEIGHTED = (qnn.QLinear, nn.Linear, QConvolution, *REAL_CONVOLUTIONS)
 _AVERAGES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 
 
@@ -207,7 +205,7 @@ class _Reader(FunctionRules):
         if not values:
             return unknown(out)
         value, x = values[0], tensors[0] if tensors else None
-        if isinstance(layer, _QRecurrent):
+        if isinstance(layer, QRecurrent):
             value, x = option(facts, 0, "input", None), option(given, 0, "input", None)
             if not isinstance(x, Tensor) or not isinstance(value, Value):  # a packed sequence
                 return self.opaque(said, values, out)
@@ -217,9 +215,9 @@ class _Reader(FunctionRules):
             return self.opaque(said, values, out)
         if isinstance(layer, (qnn.QLinear, nn.Linear)):
             return self._linear(name, layer, value, x, out)
-        if isinstance(layer, (_QConvolution, *REAL_CONVOLUTIONS)):
+        if isinstance(layer, (QConvolution, *REAL_CONVOLUTIONS)):
             return self._convolution(name, layer, value, x, out)
-        if isinstance(layer, (_QBatchNorm, qnn.QWhiteningBatchNorm2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
+        if isinstance(layer, (QBatchNorm, qnn.QWhiteningBatchNorm2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
             return self._batch_norm(name, layer, value, x, out)
         if isinstance(layer, qnn.QLayerNorm):
             return self._layer_norm(name, layer, value, x, out)
@@ -261,7 +259,7 @@ class _Reader(FunctionRules):
 
     def _convolution(self, name: str, layer: Any, value: Value, x: Tensor, out: Tensor) -> Value:
         axis = x.dim() - len(layer.kernel_size) - 1
-        quaternion = isinstance(layer, _QConvolution)
+        quaternion = isinstance(layer, QConvolution)
         parts = _parts(layer) if quaternion else (self._grain(layer, value, axis) if layer.groups == 1 else 1)
         value = self.facts.followed(value, x, axis, parts)
         uneven = pads_with_zeros(layer)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quern import nn as qnn
 from quern.compact._facts import Facts, Value
-from quern.nn._recurrent import _QRecurrent
+from quern.nn.bases import QRecurrent
 
 # Which gate makes what is new in the state. As long as it gives zero, a state that began at zero stays there.
 _NEW = {qnn.QRNN: 0, qnn.QLSTM: 2, qnn.QGRU: 2}
@@ -19,14 +19,14 @@ def _nonzero(t: Tensor) -> Tensor:
     return (t.detach() != 0).any(0).cpu()
 
 
-def suffixes(layer: _QRecurrent) -> list[list[str]]:
+def suffixes(layer: QRecurrent) -> list[list[str]]:
     """The endings of the parameters' names, level by level, in each the forward direction first."""
     ends = ("", "_reverse")[: 2 if layer.bidirectional else 1]
     return [[f"l{level}{end}" for end in ends] for level in range(layer.num_layers)]
 
 
 def recurrent(
-    facts: Facts, name: str, layer: _QRecurrent, value: Value, x: Tensor, states: Sequence[Value], out: Any
+    facts: Facts, name: str, layer: QRecurrent, value: Value, x: Tensor, states: Sequence[Value], out: Any
 ) -> Any:
     """Hidden units that start at zero and are driven by nothing stay at zero; all others count as live, because they
     change from step to step even under constant input. A hidden unit has one place in all levels and directions."""

@@ -14,9 +14,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from quern._files import open_regular
 from quern.data._limits import ARCHIVE_BYTES, FILE_BYTES, LABELS_BYTES, size
 from quern.data._pictures import decoded
-from quern.files import open_regular
 
 Bytes = NDArray[np.uint8]
 Arrays = dict[str, Bytes]

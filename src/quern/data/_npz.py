@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.lib import format as npy
 
+from quern._files import open_regular
 from quern.data._limits import SET_BYTES, size
 from quern.errors import DataError
-from quern.files import open_regular
 
 __all__ = ["read_npz"]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from quern._files import open_regular
 from quern.data._limits import IMAGE_FILE_BYTES, IMAGE_PIXELS, SET_BYTES, size
 from quern.errors import DataError
-from quern.files import open_regular
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
+from quern._files import printable
 from quern.data._formats import Arrays
 from quern.data._npz import read_npz
 from quern.data._pictures import read_pictures
 from quern.data._sources import NAMES, SOURCES, Progress, obtain, sums
 from quern.errors import DataError, instead_of
-from quern.files import printable
 
 __all__ = ["ImageSet", "Images", "cifar10", "digits", "image_folder", "load", "mnist", "npz"]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from quern._files import open_regular, replacing
 from quern.data._formats import (
     MNIST_FILES,
     Arrays,
@@ -28,7 +29,6 @@ from quern.data._formats import (
 )
 from quern.data._limits import ARCHIVE_BYTES, size
 from quern.errors import DataError
-from quern.files import open_regular, replacing
 
 log = logging.getLogger("quern.data")
 

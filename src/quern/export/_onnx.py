@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quern._files import path_or_content
 from quern.compact import warn_dead
 from quern.errors import ExportError
 from quern.export._program import ExportReport, Pixels, Program, check_place, first_line, quiet, writing
-from quern.files import path_or_content
 from quern.graph import Example
 
 __all__ = ["accuracy", "open_session", "to_onnx"]

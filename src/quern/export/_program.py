@@ -14,10 +14,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from quern._files import check_target, replacing
 from quern.compact import is_dead, warn_dead
 from quern.errors import ExportError
 from quern.export._real import real_form
-from quern.files import check_target, replacing
 from quern.graph import Example, check_traceable, inputs_of, mapped
 
 __all__ = ["ExportReport", "Pixels", "Program", "to_pt2"]
@@ -182,7 +182,7 @@ def shapes(inputs: tuple[Tensor, ...]) -> str:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """As ``quern.files.replacing``, with one sentence if it cannot be done."""
+    """As ``quern._files.replacing``, with one sentence if it cannot be done."""
     with _sentence(path), replacing(path) as temporary:
         yield temporary
 

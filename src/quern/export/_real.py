@@ -16,17 +16,14 @@ from torch.fx.proxy import GraphAppendingTracer
 from quern import functional as F
 from quern import nn as qnn
 from quern.compact import warn_dead
+from quern.compact.folding import NOTHING, fold_graph, hooked
 from quern.errors import ExportError
 from quern.export import _plain
-from quern.folding import NOTHING, fold_graph, hooked
+from quern.functional.products import block_weight
+from quern.functional.shapes import same_padding, weight_layout
 from quern.graph import Example, Tracer, check_traceable, inputs_of, trace_for
-from quern.kernels import block_weight
-from quern.layout import same_padding, weight_layout
 from quern.liveness import liveness
-from quern.nn._conv import _QConvolution
-from quern.nn._norm import _QBatchNorm
-from quern.nn._pool import _QMaxPool
-from quern.nn._recurrent import _QRecurrent
+from quern.nn.bases import QBatchNorm, QConvolution, QMaxPool, QRecurrent
 
 __all__ = ["to_real"]
 
@@ -173,7 +170,7 @@ def _linear(w: _Writer, name: str, layer: qnn.QLinear, input: Any) -> Any:
     return w.call(name, build, input)
 
 
-_CONVOLUTIONS: dict[type[_QConvolution], Any] = {
+_CONVOLUTIONS: dict[type[QConvolution], Any] = {
     qnn.QConv1d: nn.Conv1d,
     qnn.QConv2d: nn.Conv2d,
     qnn.QConv3d: nn.Conv3d,
@@ -183,7 +180,7 @@ _CONVOLUTIONS: dict[type[_QConvolution], Any] = {
 }
 
 
-def _convolution(w: _Writer, name: str, layer: _QConvolution, input: Any, output_size: Any = None) -> Any:
+def _convolution(w: _Writer, name: str, layer: QConvolution, input: Any, output_size: Any = None) -> Any:
     kind, groups = _CONVOLUTIONS[type(layer)], layer.groups
     options = {name: getattr(layer, name) for name in ("kernel_size", "stride", "dilation", "padding_mode", "padding")}
     beyond: list[int] = []
@@ -229,7 +226,7 @@ _NORMS: dict[type[nn.Module], Any] = {
 }
 
 
-def _batch_norm(w: _Writer, name: str, layer: _QBatchNorm, input: Any) -> Any:
+def _batch_norm(w: _Writer, name: str, layer: QBatchNorm, input: Any) -> Any:
     mean, var = layer.running_mean, layer.running_var
     if mean is None or var is None:
         raise ExportError(_no_statistics(name, layer))
@@ -274,7 +271,7 @@ def _layer_norm(w: _Writer, name: str, layer: qnn.QLayerNorm, input: Any) -> Any
     return _plain.layer_norm(input, layer.normalized_shape, weight, bias, layer.eps)
 
 
-def _max_pool(w: _Writer, name: str, layer: _QMaxPool, input: Any) -> Any:  # noqa: ARG001
+def _max_pool(w: _Writer, name: str, layer: QMaxPool, input: Any) -> Any:  # noqa: ARG001
     y, indices = _plain.max_pool(
         input, layer.space, layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode
     )
@@ -315,10 +312,10 @@ def _average_pool(w: _Writer, name: str, layer: Any, input: Any) -> Any:
 _AVERAGES: dict[type[nn.Module], int] = {nn.AdaptiveAvgPool1d: 1, nn.AdaptiveAvgPool2d: 2, nn.AdaptiveAvgPool3d: 3}
 
 
-_RECURRENT: dict[type[_QRecurrent], Any] = {qnn.QRNN: nn.RNN, qnn.QLSTM: nn.LSTM, qnn.QGRU: nn.GRU}
+_RECURRENT: dict[type[QRecurrent], Any] = {qnn.QRNN: nn.RNN, qnn.QLSTM: nn.LSTM, qnn.QGRU: nn.GRU}
 
 
-def _recurrent(w: _Writer, name: str, layer: _QRecurrent, input: Any, hx: Any = None) -> Any:
+def _recurrent(w: _Writer, name: str, layer: QRecurrent, input: Any, hx: Any = None) -> Any:
     def build() -> nn.Module:
         options: dict[str, Any] = {"nonlinearity": layer.nonlinearity} if isinstance(layer, qnn.QRNN) else {}
         names = ("num_layers", "bias", "batch_first", "bidirectional")

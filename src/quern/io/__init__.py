@@ -4,7 +4,7 @@ The header holds JSON in place of code: the name of a builder in ``quern.models`
 the network since (compaction, folding), and what the user wants to know of it later. A file is read by building the
 network anew, doing the same steps to it and putting the tensors in, so reading a stranger's file runs nothing of his.
 
-Every file carries a SHA-256 over all its bytes (:mod:`quern.tensorfile` says how). A file that was changed anywhere
+Every file carries a SHA-256 over all its bytes (:mod:`quern.io.tensorfile` says how). A file that was changed anywhere
 since it was saved, by a single bit or by many, raises :class:`quern.errors.FileError`; so does one that was made to
 deceive, before any memory is taken for what it claims to hold.
 """
@@ -21,17 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quern._files import check_target, replacing
 from quern.compact import Plan, last_plan
 from quern.compact._narrow import narrowed_shapes
 from quern.errors import NotFiniteWarning
-from quern.files import check_target, replacing
 from quern.graph import check_module
 from quern.io._header import FORMAT, about_of
 from quern.io._structure import compare, network_of, replay, source_of, state_of
 from quern.io._wrong import sentences
-from quern.origin import Origin, origin
-from quern.schema import Wrong, opened, plain, short
-from quern.tensorfile import (
+from quern.io.tensorfile import (
     HEADER_BYTES,
     WHOLE,
     check_whole,
@@ -42,6 +40,8 @@ from quern.tensorfile import (
     read_tensors,
     write_tensors,
 )
+from quern.models import Recipe, recipe_of
+from quern.records.schema import Wrong, opened, plain, short
 
 __all__ = ["Stored", "describe", "load", "replay", "save"]
 
@@ -94,7 +94,7 @@ class Stored:
         if before is None:
             self._source = source_of(model)
         else:
-            self._source = replace(before._source, steps=origin(model).steps)
+            self._source = replace(before._source, steps=recipe_of(model).steps)
         self._steps, self._before = last_plan(self._source)
         self._parameters = sum(p.numel() for p in model.parameters())
         self._about = partial(_about, metrics=metrics or {}, images=images)
@@ -213,7 +213,7 @@ def _head(model: nn.Module, state: dict[str, Tensor], metrics: dict[str, Any], i
     return head
 
 
-def _about(source: Origin, parameters: int, metrics: dict[str, Any], images: dict[str, Any] | None) -> dict[str, Any]:
+def _about(source: Recipe, parameters: int, metrics: dict[str, Any], images: dict[str, Any] | None) -> dict[str, Any]:
     """quern's part of the header."""
     return {
         "format": FORMAT,

@@ -4,8 +4,8 @@ import inspect
 from typing import Any
 
 from quern import models
-from quern.schema import Wrong, short
-from quern.tensorfile import CHANNELS, damaged, json_of, spread
+from quern.io.tensorfile import CHANNELS, damaged, json_of, spread
+from quern.records.schema import Wrong, short
 
 FORMAT = 1
 

@@ -8,16 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from quern import compact, folding, models
+from quern import compact, models
+from quern.compact import folding
 from quern.errors import FileError, QuernError
 from quern.io._header import checked_arguments
-from quern.origin import Origin, origin
-from quern.schema import Wrong, plain, short
-from quern.tensorfile import TYPES, damaged
+from quern.io.tensorfile import TYPES, damaged
+from quern.models import Recipe, recipe_of
+from quern.records.schema import Wrong, plain, short
 
 
 def replay(model: nn.Module, steps: Sequence[dict[str, Any]]) -> nn.Module:
-    """The network that comes of doing ``steps`` (see :class:`quern.origin.Origin`) to ``model``, in order: a new one,
+    """The network that comes of doing ``steps`` (see :class:`quern.models.Recipe`) to ``model``, in order: a new one,
     or ``model`` itself if there are none. QuernError if a step is unknown or does not fit."""
     result = model
     for step in steps:
@@ -40,7 +41,7 @@ def network_of(about: dict[str, Any], model: nn.Module | None) -> nn.Module:
         raise Wrong("holds a network of your own: build it afresh and give it to load, as in load(path, model)")
     else:
         network = _built(about["builder"], about["arguments"])
-    steps, done = about["steps"], list(origin(network).steps)
+    steps, done = about["steps"], list(recipe_of(network).steps)
     try:
         network = replay(network, steps[len(done) :] if steps[: len(done)] == done else steps)
     except MemoryError:
@@ -95,10 +96,10 @@ def compare(
             raise Wrong(f"does not fit {whose}: {short(name)} is {mine}, but should be {its}")
 
 
-def source_of(model: nn.Module) -> Origin:
+def source_of(model: nn.Module) -> Recipe:
     """Where ``model`` came from, if a network of its structure comes from there; else with no builder."""
-    found = origin(model)
-    own = Origin(steps=found.steps)
+    found = recipe_of(model)
+    own = Recipe(steps=found.steps)
     if found.builder is None:
         return own
     try:
@@ -106,7 +107,7 @@ def source_of(model: nn.Module) -> Origin:
         again = replay(_built(found.builder, arguments), steps)
     except (Wrong, QuernError, ValueError):
         return own
-    return Origin(found.builder, arguments, found.steps) if _same_structure(model, again) else own
+    return Recipe(found.builder, arguments, found.steps) if _same_structure(model, again) else own
 
 
 def _same_structure(model: nn.Module, again: nn.Module) -> bool:

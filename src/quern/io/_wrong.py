@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from quern._files import foreign_kind
 from quern.errors import FileError
-from quern.files import foreign_kind
-from quern.schema import Wrong
+from quern.records.schema import Wrong
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from quern.functional import cat, encode_gray, encode_rgb
 from quern.nn import init
 from quern.nn._attention import QMultiheadAttention
 from quern.nn._conv import QConv1d, QConv2d, QConv3d, QConvTranspose1d, QConvTranspose2d, QConvTranspose3d
-from quern.nn._convert import from_orkis, quaternionize
 from quern.nn._dropout import QDropout, QDropout2d
 from quern.nn._embedding import QEmbedding
 from quern.nn._linear import QLinear
@@ -43,9 +42,7 @@ __all__ = [
     "cat",
     "encode_gray",
     "encode_rgb",
-    "from_orkis",
     "init",
     "quaternion_shifts",
     "quaternion_weights",
-    "quaternionize",
 ]

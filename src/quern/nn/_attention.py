@@ -5,7 +5,7 @@ import torch.nn.functional as TF
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from quern.layout import quaternions
+from quern.functional.shapes import quaternions
 from quern.nn import init
 from quern.nn._linear import QLinear
 

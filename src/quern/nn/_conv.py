@@ -8,15 +8,15 @@ from torch import Tensor, nn
 
 from quern import functional as F
 from quern.algebra import UNITS
-from quern.cache import WeightCache
-from quern.layout import check_padding, check_parts, quaternions, same_padding, tuple_of
+from quern.functional.shapes import check_padding, check_parts, quaternions, same_padding, tuple_of
+from quern.functional.weight_cache import WeightCache
 from quern.nn import init
 
 Size = int | Sequence[int]
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 
 
-class _QConvolution(nn.Module):
+class QConvolution(nn.Module):
     """What all six convolutions share: sizes, parameters, layout, printing. Abstract: ``forward`` is theirs."""
 
     space: int  # number of spatial axes
@@ -93,7 +93,7 @@ class _QConvolution(nn.Module):
         """The channel that carries 1: one for all images of a batch."""
         return input.new_ones(1, *input.shape[-self.space :])
 
-    def train(self, mode: bool = True) -> "_QConvolution":
+    def train(self, mode: bool = True) -> "QConvolution":
         self._cache.clear()
         return super().train(mode)
 
@@ -130,7 +130,7 @@ class _QConvolution(nn.Module):
         return said
 
 
-class _QConv(_QConvolution):
+class _QConv(QConvolution):
     """A convolution. ``in_channels`` and ``out_channels`` count real channels; ``groups`` divides quaternion ones."""
 
     transposed = False
@@ -200,7 +200,7 @@ class _QConv(_QConvolution):
         return [side for pair in reversed(sides) for side in pair]
 
 
-class _QConvTranspose(_QConvolution):
+class _QConvTranspose(QConvolution):
     """A transposed convolution; the weight is ``(4, out/4, in/4/groups, *kernel)`` as in every layer."""
 
     transposed = True

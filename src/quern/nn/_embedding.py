@@ -3,7 +3,7 @@ import torch.nn.functional as TF
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from quern.layout import quaternions
+from quern.functional.shapes import quaternions
 
 
 class QEmbedding(nn.Module):

@@ -4,8 +4,8 @@ from torch import Tensor, nn
 
 from quern import functional as F
 from quern.algebra import UNITS
-from quern.cache import WeightCache
-from quern.layout import check_parts, quaternions
+from quern.functional.shapes import check_parts, quaternions
+from quern.functional.weight_cache import WeightCache
 from quern.nn import init
 
 

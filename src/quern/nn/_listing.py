@@ -5,21 +5,21 @@ from collections.abc import Iterator
 from torch import nn
 
 from quern.nn._attention import QMultiheadAttention
-from quern.nn._conv import _QConvolution
+from quern.nn._conv import QConvolution
 from quern.nn._embedding import QEmbedding
 from quern.nn._linear import QLinear
-from quern.nn._norm import QLayerNorm, QWhiteningBatchNorm2d, _QBatchNorm
-from quern.nn._recurrent import _QRecurrent
+from quern.nn._norm import QBatchNorm, QLayerNorm, QWhiteningBatchNorm2d
+from quern.nn._recurrent import QRecurrent
 
 
 def _names(layer: nn.Module) -> tuple[list[str], list[str]]:
     """The layer's own quaternion weights ``(4, out, in, ...)`` and its other quaternion parameters ``(4, ...)``."""
-    if isinstance(layer, (QLinear, _QConvolution, QEmbedding)):
+    if isinstance(layer, (QLinear, QConvolution, QEmbedding)):
         return ["weight"], ["bias"]
-    if isinstance(layer, _QRecurrent):
+    if isinstance(layer, QRecurrent):
         own = [name for name, _ in layer.named_parameters(recurse=False)]
         return [n for n in own if n.startswith("weight")], [n for n in own if n.startswith("bias")]
-    if isinstance(layer, (_QBatchNorm, QWhiteningBatchNorm2d, QLayerNorm)):
+    if isinstance(layer, (QBatchNorm, QWhiteningBatchNorm2d, QLayerNorm)):
         return [], ["bias"]
     if isinstance(layer, QMultiheadAttention):
         return [], ["bias_k", "bias_v"]
@@ -49,10 +49,10 @@ def quaternion_shifts(model: nn.Module) -> dict[str, nn.Parameter]:
     return dict(_own(model, 1))
 
 
-def batch_norms(model: nn.Module) -> dict[str, _QBatchNorm]:
+def batch_norms(model: nn.Module) -> dict[str, QBatchNorm]:
     """The quaternion batch normalisations of ``model`` that have a scale γ, by name; a shared γ stands once."""
-    found: dict[int, tuple[str, _QBatchNorm]] = {}
+    found: dict[int, tuple[str, QBatchNorm]] = {}
     for name, layer in model.named_modules():
-        if isinstance(layer, _QBatchNorm) and layer.weight is not None:
+        if isinstance(layer, QBatchNorm) and layer.weight is not None:
             found.setdefault(id(layer.weight), (name, layer))
     return dict(found.values())

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from quern import functional as F
-from quern.layout import quaternions
+from quern.functional.shapes import quaternions
 
 
 def _check(norm: nn.Module, input: Tensor, channels: int, space: tuple[int, ...]) -> None:
@@ -17,7 +17,7 @@ def _check(norm: nn.Module, input: Tensor, channels: int, space: tuple[int, ...]
         )
 
 
-def _share_of_batch(norm: "_QBatchNorm | QWhiteningBatchNorm2d") -> float:
+def _share_of_batch(norm: "QBatchNorm | QWhiteningBatchNorm2d") -> float:
     """Count the batch in, and say how much of it enters the running statistics."""
     if not (norm.training and norm.track_running_stats):
         return 0.0
@@ -25,7 +25,7 @@ def _share_of_batch(norm: "_QBatchNorm | QWhiteningBatchNorm2d") -> float:
     return 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
 
 
-class _QBatchNorm(nn.Module):
+class QBatchNorm(nn.Module):
     """Abstract: ``space`` says with how many spatial axes an input may come."""
 
     space: tuple[int, ...]
@@ -92,7 +92,7 @@ class _QBatchNorm(nn.Module):
         )
 
 
-class QBatchNorm1d(_QBatchNorm):
+class QBatchNorm1d(QBatchNorm):
     r"""Quaternion batch normalisation :math:`\gamma (h - \mu)/\sqrt{\sigma^2 + \varepsilon} + \beta` of
     ``(batch, num_features)`` or ``(batch, num_features, length)``.
 
@@ -105,13 +105,13 @@ class QBatchNorm1d(_QBatchNorm):
     space = (0, 1)
 
 
-class QBatchNorm2d(_QBatchNorm):
+class QBatchNorm2d(QBatchNorm):
     """Quaternion batch normalisation of images ``(batch, num_features, height, width)``; see :class:`QBatchNorm1d`."""
 
     space = (2,)
 
 
-class QBatchNorm3d(_QBatchNorm):
+class QBatchNorm3d(QBatchNorm):
     """Quaternion batch normalisation of volumes ``(batch, num_features, d, h, w)``; see :class:`QBatchNorm1d`."""
 
     space = (3,)

@@ -8,7 +8,7 @@ from quern import functional as F
 Size = int | Sequence[int]
 
 
-class _QMaxPool(nn.Module):
+class QMaxPool(nn.Module):
     """Abstract: ``space`` is the number of spatial axes."""
 
     space: int
@@ -53,19 +53,19 @@ class _QMaxPool(nn.Module):
         )
 
 
-class QMaxPool1d(_QMaxPool):
+class QMaxPool1d(QMaxPool):
     """Of each window the quaternion of largest modulus, whole. (``nn.MaxPool1d`` takes each component's maximum.)"""
 
     space = 1
 
 
-class QMaxPool2d(_QMaxPool):
+class QMaxPool2d(QMaxPool):
     """Of each window the quaternion of largest modulus, whole; see :class:`QMaxPool1d`."""
 
     space = 2
 
 
-class QMaxPool3d(_QMaxPool):
+class QMaxPool3d(QMaxPool):
     """Of each window the quaternion of largest modulus, whole; see :class:`QMaxPool1d`."""
 
     space = 3

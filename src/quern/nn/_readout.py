@@ -3,7 +3,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from quern import functional as F
-from quern.layout import axis, quaternions
+from quern.functional.shapes import axis, quaternions
 
 
 class Modulus(nn.Module):

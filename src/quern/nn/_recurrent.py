@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.nn.utils.rnn import PackedSequence
 
-from quern.cache import WeightCache
-from quern.kernels import block_weight
-from quern.layout import quaternions
+from quern.functional.products import block_weight
+from quern.functional.shapes import quaternions
+from quern.functional.weight_cache import WeightCache
 from quern.nn import init
 
 
-class _QRecurrent(nn.Module):
+class QRecurrent(nn.Module):
     """Abstract: what the three recurrent layers share.
 
     With gates that act component-wise, a quaternion recurrence is the real recurrence with block weights. So the
@@ -71,7 +71,7 @@ class _QRecurrent(nn.Module):
             for gate in parameter.unflatten(1, (self.gates, -1)).unbind(1):
                 init.glorot_(gate)
 
-    def train(self, mode: bool = True) -> "_QRecurrent":
+    def train(self, mode: bool = True) -> "QRecurrent":
         for cache in self._caches.values():
             cache.clear()
         return super().train(mode)
@@ -176,7 +176,7 @@ def _uncompiled_lstm(*arguments: Any) -> Any:
 _ELMAN = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}
 
 
-class QRNN(_QRecurrent):
+class QRNN(QRecurrent):
     r"""Quaternion Elman network :math:`h_t = \tanh(W \otimes x_t + b + U \otimes h_{t-1} + b')`, or with ReLU.
 
     Shapes and arguments as in ``torch.nn.RNN``; sizes are real. Parameters ``weight_ih_l0 (4, hidden/4, input/4)``,
@@ -216,7 +216,7 @@ class QRNN(_QRecurrent):
         return super().extra_repr() + ("" if self.nonlinearity == "tanh" else f", nonlinearity={self.nonlinearity!r}")
 
 
-class QLSTM(_QRecurrent):
+class QLSTM(QRecurrent):
     r"""Quaternion LSTM: every gate is :math:`\sigma(W \otimes x_t + b + U \otimes h_{t-1} + b')` with component-wise
     :math:`\sigma` or tanh, and products of gates are component-wise.
 
@@ -238,7 +238,7 @@ class QLSTM(_QRecurrent):
         return output, (h, c)
 
 
-class QGRU(_QRecurrent):
+class QGRU(QRecurrent):
     """Quaternion GRU with component-wise gates, in torch's form (the reset gate acts after the recurrent product).
 
     Shapes and arguments as in ``torch.nn.GRU``; sizes are real. Parameters ``weight_ih_l0 (4, 3*hidden/4, input/4)``

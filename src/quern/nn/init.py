@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from quern import algebra, kernels
+from quern import algebra
+from quern.functional import products
 
 
 def _fans(weight: Tensor, parts: int) -> tuple[int, int]:
@@ -69,6 +70,6 @@ def orthogonal_(
     """
     _fans(weight, 4)
     draw = _randn(weight, 4, generator).flatten(2).double()
-    u, _, vh = torch.linalg.svd(kernels.block_weight(draw), full_matrices=False)
+    u, _, vh = torch.linalg.svd(products.block_weight(draw), full_matrices=False)
     column = (u @ vh)[:, : draw.shape[2]]
     return weight.copy_(gain * column.reshape(weight.shape).to(weight.dtype))

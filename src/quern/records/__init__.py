@@ -33,9 +33,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from quern import schema
+from quern._files import claimed, sweep, write_text
 from quern.errors import RecordError
-from quern.files import claimed, sweep, write_text
+from quern.records import schema
 from quern.records._comparison import Budget, Comparison, Verdict
 from quern.records._kinds import (
     Answers,

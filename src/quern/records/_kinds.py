@@ -1,5 +1,5 @@
-"""What the files of runs hold, as kinds for :mod:`quern.schema`. Keys that may be missing are those that older files
-lack."""
+"""What the files of runs hold, as kinds for :mod:`quern.records.schema`. Keys that may be missing are those that older
+files lack."""
 
 import base64
 import itertools
@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from quern._intervals import tango, wilson
 from quern.records._runs import DATASETS, FAMILIES, METHODS, Run
-from quern.schema import Between, Count, Measured, Milliseconds, OneOf, Positive, Seconds, Share, Text
+from quern.records.intervals import tango, wilson
+from quern.records.schema import Between, Count, Measured, Milliseconds, OneOf, Positive, Seconds, Share, Text
 
 Dataset = Annotated[str, OneOf(tuple(DATASETS))]
 Family = Annotated[str, OneOf(tuple(FAMILIES))]

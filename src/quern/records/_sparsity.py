@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from quern.schema import Count, check
+from quern.records.schema import Count, check
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

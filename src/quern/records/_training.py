@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar
 
 from quern.records._kinds import Epoch
 from quern.records._sparsity import Sparsity
-from quern.schema import Count, Measured, Seconds, Share, check
+from quern.records.schema import Count, Measured, Seconds, Share, check
 
 Sum = TypeVar("Sum", bound="Terms")
 

@@ -6,8 +6,8 @@ write_report(Path("results"), Path("report"))          # index.html, figures and
 
 from pathlib import Path
 
+from quern._files import replacing
 from quern.errors import RecordError
-from quern.files import replacing
 
 __all__ = ["write_report", "write_run_report"]
 

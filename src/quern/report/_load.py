@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from quern import schema
 from quern.errors import RecordError
 from quern.records import (
     DATASETS,
@@ -20,8 +19,9 @@ from quern.records import (
     Trials,
     read,
     read_compression,
+    schema,
 )
-from quern.schema import visible
+from quern.records.schema import visible
 
 __all__ = ["Compressed", "Found", "Group", "Line", "Outcome", "Size", "Timing", "Trial", "load"]
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quern.files import printable
+from quern._files import printable
 from quern.report._tables import MATHEMATICS, SIGNS, WORDS
 
 if TYPE_CHECKING:

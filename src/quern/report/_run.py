@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quern import schema
 from quern.records import (
     DATASETS,
     Answers,
@@ -16,10 +15,11 @@ from quern.records import (
     SampleRow,
     Samples,
     read_compression,
+    schema,
 )
+from quern.records.schema import visible
 from quern.report._figures import Curves, Figure, Line
 from quern.report._tables import Cell, Table, amount, counted, number, ratio, word
-from quern.schema import visible
 
 __all__ = ["RunPage", "read_run"]
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quern.data import Images, ImageSet
-from quern.distributed import Team
 from quern.errors import TrainingError
 from quern.train._settings import Settings
+from quern.train.team import Team
 
 EVALUATION_BATCH = 1000
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from quern import checkpoint
+from quern._files import claimed, sweep, write_text
 from quern.errors import TrainingError
-from quern.files import claimed, sweep, write_text
+from quern.train import checkpoint
 from quern.train._resume import State
 
 __all__ = ["NAMES", "Files"]

@@ -6,10 +6,10 @@ from typing import Annotated, Any, TypedDict
 import torch
 from torch import Tensor, nn
 
+from quern.io.tensorfile import CHANNELS, spread
 from quern.optim import ProximalAdam, ProximalSGD
 from quern.records import Epoch
-from quern.schema import Between, Count, Positive, Seconds, Share, short
-from quern.tensorfile import CHANNELS, spread
+from quern.records.schema import Between, Count, Positive, Seconds, Share, short
 from quern.train._settings import Settings
 
 __all__ = ["State", "check_frozen", "check_network", "check_place", "moved", "optimizer_tensors"]

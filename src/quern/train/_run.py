@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from quern import io
+from quern._files import write_text
 from quern.compact import Plan, compact_, plan
 from quern.data import ImageSet
-from quern.distributed import Team, team
 from quern.errors import CompactionError, Diverged, LastPathWarning, NoRuleError, Stopped, TrainingError
-from quern.files import write_text
 from quern.graph import check_module
 from quern.optim import FrozenZeros, ProximalAdam, ProximalSGD, freeze_zeros
 from quern.records import Result
@@ -51,6 +50,7 @@ from quern.train._resume import (
 )
 from quern.train._settings import Phase, Settings
 from quern.train._signals import Signals
+from quern.train.team import Team, team
 
 MILESTONES = 20  # of a grinding that is steered
 FINAL_PASSES = 5  # chances at its end to meet the goal, which a steering may move

@@ -11,7 +11,7 @@ from quern.errors import TrainingError
 from quern.optim import ramp
 from quern.penalties import Penalty
 from quern.records import Course
-from quern.schema import check
+from quern.records.schema import check
 
 Phase = Literal["warmup", "train", "grind", "heal"]
 

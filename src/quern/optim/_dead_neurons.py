@@ -1,0 +1,83 @@
+"""Dead neurons in front of a batch normalisation are held still while others train.
+
+A neuron whose weights are all zero puts out its bias, and a batch normalisation takes that away again. So the gradients
+of the bias, and of the γ behind it, are zero but for rounding. Adam makes steps of length lr out of such noise: the
+running mean lags behind the bias, the running variance goes to zero, and in eval mode the neuron puts out
+γ (b - μ)/√ε in place of nothing.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quern import nn as qnn
+from quern.graph import BATCH_NORMS, norms_behind
+from quern.nn.bases import QConvolution
+
+__all__ = ["DeadNeurons"]
+
+
+def _without_weights(layer: Any) -> Tensor | None:
+    """Which neurons ``(out,)`` of a layer have no weight but zero; None if there are none."""
+    numbers = [p.detach() for p in (layer.weight, getattr(layer, "constant", None)) if p is not None]
+    weight = numbers[0]
+    none = weight[(0, slice(None), *[0] * (weight.dim() - 2))] == 0  # one number of each tells that most have some
+    for weight in numbers:  # also a constant, which differs at the borders
+        if none.any():
+            none[none.clone()] = (weight[:, none] == 0).transpose(0, 1).flatten(1).all(1)
+    return none if none.any() else None
+
+
+class DeadNeurons:
+    """What belongs to the dead neurons of ``model`` that end in a batch normalisation, and has no effect: the bias of
+    the layer, and the scale γ of the normalisation.
+
+    In a network that cannot be traced, every quaternion layer counts as ending in a normalisation if there is any: a
+    bias that is not trained does less harm than an eval mode that lies.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = dict(model.named_modules())
+        normed = any(isinstance(layer, BATCH_NORMS) for layer in modules.values())
+        behind = norms_behind(model) if normed else {}
+        if behind is None:
+            behind = {name: () for name, layer in modules.items() if isinstance(layer, (qnn.QLinear, QConvolution))}
+        counts: dict[str, int] = {}
+        for names in behind.values():
+            counts |= {name: counts.get(name, 0) + 1 for name in names}
+        # A normalisation behind several layers has scales that belong to none of them alone.
+        self._pairs = [
+            (modules[name], [modules[norm] for norm in names if counts[norm] == 1]) for name, names in behind.items()
+        ]
+
+    def _parameters(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Every parameter that is to be held, and where, shaped to broadcast against it."""
+        for layer, norms in self._pairs:
+            if (dead := _without_weights(layer)) is None:
+                continue
+            if isinstance(layer.bias, nn.Parameter):
+                yield layer.bias, dead
+            for norm in norms:
+                scale = norm.weight
+                if isinstance(scale, nn.Parameter) and scale.shape[-1] == len(dead):
+                    yield scale, dead
+                elif isinstance(scale, nn.Parameter) and scale.shape[-1] == 4 * len(dead):  # a real normalisation
+                    yield scale, dead.repeat(4)
+
+    def values(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """What may have to be put back: a copy of every bias and scale in question."""
+        held = [p for layer, norms in self._pairs for p in (layer.bias, *(norm.weight for norm in norms))]
+        return [(p, p.detach().clone()) for p in held if isinstance(p, nn.Parameter)]
+
+    def masks(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """Where each parameter is free to move; those that are free everywhere are left out."""
+        return [(p, (~dead).expand_as(p)) for p, dead in self._parameters()]
+
+    @torch.no_grad()
+    def put_back_(self, values: list[tuple[nn.Parameter, Tensor]]) -> None:
+        """Undo what a step did to dead neurons, ``values`` being those from before it."""
+        before = {id(p): value for p, value in values}
+        for p, dead in self._parameters():
+            p.copy_(torch.where(dead, before[id(p)], p))

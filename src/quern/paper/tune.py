@@ -1,0 +1,425 @@
+"""The weights of the penalties, found on validation images alone, by one rule for every method of both families.
+
+Each method of each family has its own study in Optuna, with two goals: validation accuracy and quaternion sparsity
+(for L1(BN), the share of neurons that compaction removes). A trial is the run of an experiment in short: fewer images,
+smaller batches, fewer epochs. It is judged by the mean of its last ``LAST`` epochs, with a penalty and without, in
+which quern's runs heal: one epoch alone may be points off, and the best of several flatters. The first half of the
+trials part ``RANGE``, the same for all, evenly on a scale of powers; it is so wide that its ends, taken to be too weak
+and too strong, are not tried. A trial is *good enough* if it loses no more than ``DROP`` of accuracy against a trial
+without penalty on the same network; each of the others halves the gap between the largest λ that is good enough and the
+next one. A trial that died is not good enough, whatever else it gave: it diverged, it had its last path kept
+(:class:`~quern.errors.LastPathWarning`), or its accuracy is that of guessing.
+
+Chosen is the trial with the most zeros among those that are good enough; of several with as many, the one with more
+zero components, then the more accurate, then the smaller λ. If none is good enough, it is the most accurate that lived.
+
+A short trial has fewer steps for λ to act in, so a whole run with the same λ has at least as many zeros; what a λ costs
+in accuracy shows in the trial.
+
+Studies live in one journal file, which several processes may share, and from which tuning goes on when it is stopped.
+The images to test with are replaced by those to validate with before the first trial.
+"""
+
+import itertools
+import json
+import math
+import os
+import signal
+import socket
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from quern import data
+from quern.bench.machine import facts
+from quern.compact import plan
+from quern.data import Images, ImageSet
+from quern.errors import CompactionError, Diverged, LastPathWarning, QuernError, RecordError, Stopped
+from quern.paper import build, read_lambdas, settings_of
+from quern.records import Environment, Family, Method, Run, TrialRow, Trials, keep, schema, without_penalty
+from quern.records.intervals import wilson
+from quern.records.schema import Between, Count, Positive, Share, check, opened, parse, plain
+from quern.sparsity import measure
+from quern.train import fit
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import FrozenTrial
+
+__all__ = ["SHORT", "Short", "Trial", "chosen", "read_trials", "tune", "write_lambdas", "write_trials"]
+
+DROP = 0.02
+LAST = 3  # epochs by whose mean a trial is judged
+RANGE = (0.5, 5000.0)
+WAIT = 0.5  # seconds between looks at what another process is at
+
+
+@dataclass(frozen=True)
+class Short:
+    """How much of a run a trial is: of so many epochs that quern's heal for ``LAST`` of them."""
+
+    images: int
+    batch: int
+    epochs: int
+
+
+SHORT = {
+    "mnist": Short(images=15_000, batch=100, epochs=8),
+    "cifar10": Short(images=8_000, batch=25, epochs=8),
+    "digits": Short(images=1_200, batch=64, epochs=10),
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One λ, and what came of it on validation images; ``weight`` is None for the trial without penalty. ``died`` says
+    of what, and what is measured of a training that did not end is that of the network before it."""
+
+    family: Family
+    method: Method
+    weight: Positive | None
+    val_accuracy: Share
+    component_sparsity: Share
+    quaternion_sparsity: Share
+    neuron_sparsity: Share
+    nonzero_parameters: Count
+    died: str | None = None
+    environment: Environment = field(default_factory=dict, compare=False)
+
+    @property
+    def sparsity(self) -> float:
+        """What the method is after."""
+        return self.neuron_sparsity if self.method.startswith("gamma") else self.quaternion_sparsity
+
+    def good_enough(self, floor: float) -> bool:
+        return self.died is None and self.val_accuracy >= floor
+
+
+def without_test(images: ImageSet, count: int) -> ImageSet:
+    """``count`` of the images to train on, evenly spaced, and nothing to test with but what validates."""
+    some = torch.linspace(0, len(images.train) - 1, min(count, len(images.train))).round().long()
+    train = Images(images.train.pixels[some].contiguous(), images.train.labels[some].contiguous())
+    return replace(images, train=train, test=images.val)
+
+
+def try_weight(images: ImageSet, run: Run, weight: float | None, batch: int) -> Trial:
+    """Train a run in short with ``weight`` as its λ. It ends where it dies."""
+    network = build(run)
+    size, accuracy, died = measure(network), 0.0, None
+    dead_neurons = 0.0
+    settings = replace(settings_of(run, weight), batch=batch, curves=False)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", LastPathWarning)
+            found = fit(network, images, settings)
+        neurons = plan(network, images.normalize(images.train.pixels[:2]), settings.tol).neurons[1]
+        dead_neurons, size = 1 - neurons / size.neurons, found.sparsity
+        accuracy = statistics.fmean(line["val_accuracy"] for line in found.history[-LAST:])
+        if _at_chance(accuracy, images.val.labels):
+            died = "chance"
+    except (Diverged, LastPathWarning, CompactionError) as reason:
+        if weight is None:  # there is nothing to compare with then
+            raise
+        died = {Diverged: "diverged", LastPathWarning: "last path"}.get(type(reason), "not to be compacted")
+    return Trial(
+        family=run.family,
+        method=run.method,
+        weight=weight,
+        val_accuracy=accuracy,
+        component_sparsity=size.component_sparsity,
+        quaternion_sparsity=size.quaternion_sparsity,
+        neuron_sparsity=dead_neurons,
+        nonzero_parameters=size.nonzero_parameters,
+        died=died,
+        environment=facts(),
+    )
+
+
+def _at_chance(accuracy: float, labels: Tensor) -> bool:
+    """Whether an accuracy may be that of always saying the commonest label."""
+    return wilson(accuracy, len(labels))[0] <= float(labels.bincount().max()) / len(labels)
+
+
+def tune(
+    dataset: str,
+    families: Iterable[str],
+    methods: Iterable[str],
+    storage: Path,
+    trials: int = 8,
+    short: Short | None = None,
+    data_dir: Path | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[Trial]:
+    """All trials: ``trials`` of each method, and before them one without penalty of each family and kind of network,
+    with and without batch normalisation. Trials that the journal ``storage`` has are not run again."""
+    torch.set_num_threads(1)
+    short = short or SHORT[dataset]
+    images = without_test(data.load(dataset, data_dir), short.images)
+    methods, found = list(dict.fromkeys(methods)), []
+    for family in dict.fromkeys(families):
+        floors: dict[str, float] = {}
+        for method in methods:
+            run = Run(dataset, family, method, short.epochs, 0)
+            plain = without_penalty(method)
+            if plain not in floors:
+                [one] = _study(images, replace(run, method=plain), None, short, storage, 1, 0.0, tell)
+                floors[plain] = one.val_accuracy - DROP
+                found.append(one)
+            found += _study(images, run, RANGE, short, storage, trials, floors[plain], tell)
+    return found
+
+
+def _study(
+    images: ImageSet,
+    run: Run,
+    weights: tuple[float, float] | None,
+    short: Short,
+    storage: Path,
+    count: int,
+    floor: float,
+    tell: Callable[[str], None],
+) -> list[Trial]:
+    """The trials of one method, to ``count`` of them, with λ in the range ``weights`` or without penalty; from
+    ``floor`` on, an accuracy is good enough."""
+    import optuna
+
+    name = f"{run.name}-{short.images}x{short.batch}-last{LAST}"
+    low, high = weights or (1.0, 1.0)
+    with _sentence(storage):
+        study = _open(storage, name)
+    told = False
+    while True:
+        with _turn(storage):
+            done, busy = _states(study)
+            if len(done) >= count:
+                return done[:count]
+            trial = weight = None
+            if len(done) + len(busy) < count:
+                if weights:
+                    good = {t.weight: t.good_enough(floor) for t in done if t.weight is not None}
+                    # What another process is at may turn out either way.
+                    good |= {t.params["lambda"]: False for t in busy if "lambda" in t.params}
+                    study.enqueue_trial({"lambda": next_weight(good, low, high, (count + 1) // 2)})
+                trial = study.ask()
+                weight = trial.suggest_float("lambda", low, high, log=True) if weights else None
+                trial.set_user_attr("process", [socket.gethostname(), os.getpid(), _birth(os.getpid())])
+        if trial is None:
+            if not told:
+                tell(f"{name}: waiting for {', '.join(_process(one) for one in busy)} to finish")
+            told = True
+            time.sleep(WAIT)
+            continue
+        try:
+            found = try_weight(images, run, weight, short.batch)
+            trial.set_user_attr("found", asdict(found))
+            said = "" if weight is None else f", λ = {weight:.3g}"
+            said += ": " if found.died is None else f": too large ({found.died}), "
+            tell(f"{name}{said}{found.val_accuracy:.2%} on validation images, {found.sparsity:.1%} zero")
+        except BaseException as reason:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)  # its λ is tried again
+            if isinstance(reason, Stopped):
+                said = f"finished trials are in {storage}, and the same command goes on."
+                raise Stopped(f"stopped by {signal.Signals(reason.signal).name}: {said}", reason.signal) from None
+            raise
+        with _sentence(storage):
+            study.tell(trial, (found.val_accuracy, found.sparsity))
+
+
+def _open(storage: Path, name: str) -> "Study":
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage.parent.mkdir(parents=True, exist_ok=True)
+    lock = JournalFileSymlinkLock(str(storage))
+    if storage.exists():
+        lock.acquire()  # nobody appends meanwhile
+        try:
+            _mend(storage)
+        finally:
+            lock.release()
+    journal = JournalStorage(JournalFileBackend(str(storage), lock))
+    return optuna.create_study(
+        storage=journal, study_name=name, directions=["maximize", "maximize"], load_if_exists=True
+    )
+
+
+class _Entry(TypedDict):
+    """A line of a journal, as far as all of them are alike."""
+
+    op_code: Annotated[int, Between(0.0, 10.0)]
+    worker_id: str
+
+
+def _mend(storage: Path) -> None:
+    """Cut off the half line that a killed process left at the end of a journal; ValueError if it is none. A file that
+    never was a journal is left as it is: Optuna would append to one with a single line."""
+    with opened(storage, "a journal of Optuna") as (file, _):
+        content = file.read()
+    *lines, rest = content.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        check(parse(line, nan=True), _Entry, f"line {number}")
+    start = b'{"op_code":'
+    if not (rest.startswith(start) or start.startswith(rest)):
+        raise ValueError(f"line {len(lines) + 1} is none of a journal")
+    if rest:
+        os.truncate(storage, len(content) - len(rest))
+
+
+@contextmanager
+def _sentence(storage: Path) -> Iterator[None]:
+    """One sentence for whatever is wrong with a journal: Optuna fails in as many ways as there are."""
+    try:
+        yield
+    except QuernError:
+        raise
+    except Exception as reason:
+        said = schema.short(reason) or type(reason).__name__
+        raise RecordError(f"{storage} does not hold studies of Optuna ({said}): choose another --storage.") from reason
+
+
+@contextmanager
+def _turn(storage: Path) -> Iterator[None]:
+    """One process at a time looks at what is there and says what it does next."""
+    from optuna.storages.journal import JournalFileOpenLock
+
+    lock = JournalFileOpenLock(f"{storage}.turn")
+    lock.acquire()
+    try:
+        with _sentence(storage):
+            yield
+    finally:
+        lock.release()
+
+
+def _states(study: "Study") -> "tuple[list[Trial], list[FrozenTrial]]":
+    """The trials that are done, and those that a process is at; those of a process that is gone have failed."""
+    from optuna.trial import TrialState
+
+    done, busy = [], []
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING)):
+        process = trial.user_attrs.get("process")
+        if trial.state == TrialState.COMPLETE:
+            done.append(check(plain(trial.user_attrs.get("found")), Trial, f"trial {trial.number}"))
+        elif process is not None and _lives(process):
+            busy.append(trial)
+        elif process is not None:
+            study.tell(trial.number, state=TrialState.FAIL)
+    return done, busy
+
+
+def _lives(process: Any) -> bool:
+    """Whether a process, given as its machine and its number, is there; those of other machines are, for all we know.
+    This one is at no trial when it asks: one that has its number died before it, as in a container that was started
+    again."""
+    match process:
+        case [str(host), int(number), *birth] if 0 < number < 1 << 31:
+            return _is_running(host, number, birth)
+    return False
+
+
+def _birth(process: int) -> str | None:
+    """When a process began, where that can be told: numbers of processes come again, as after a reboot."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path(f'/proc/{process}/stat').read_text().rpartition(')')[2].split()[19]}"
+    except (OSError, IndexError):
+        return None
+
+
+def _is_running(host: str, process: int, birth: list[Any]) -> bool:
+    if host != socket.gethostname() or os.name != "posix":
+        return True
+    if process == os.getpid() or (birth and birth[0] is not None and birth[0] != _birth(process)):
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return True
+
+
+def _process(trial: "FrozenTrial") -> str:
+    host, process, *_ = trial.user_attrs["process"]
+    return f"process {process} on {schema.visible(host)}"
+
+
+def next_weight(good: Mapping[float, bool], low: float, high: float, first: int) -> float:
+    """The λ to try next between ``low`` and ``high``, from those tried so far and whether each was good enough: the
+    ``first`` ones part the range, and each later one the gap above the largest good one; evenly on a scale of powers.
+    The ends stand for a good and a bad one."""
+    for n in range(1, first + 1):
+        weight = low * (high / low) ** (n / (first + 1))
+        if not any(math.isclose(one, weight) for one in good):
+            return weight
+    below = max((weight for weight, fine in good.items() if fine), default=low)
+    above = min((weight for weight in good if weight > below), default=high)
+    return math.sqrt(below * above)
+
+
+def chosen(trials: Sequence[Trial], drop: float = DROP) -> dict[tuple[str, str], Trial]:
+    """The trial to go on with, by family and method: the sparsest within ``drop`` of the accuracy without penalty."""
+
+    def smaller(t: Trial) -> float:
+        return -(t.weight or 0.0)
+
+    found = {}
+    for family, method in dict.fromkeys((t.family, t.method) for t in trials if t.weight is not None):
+        mine = [t for t in trials if (t.family, t.method) == (family, method)]
+        none = next(t for t in trials if (t.family, t.method) == (family, without_penalty(method)))
+        good = [t for t in mine if t.good_enough(none.val_accuracy - drop)]
+        best = max(good, key=lambda t: (t.sparsity, t.component_sparsity, t.val_accuracy, smaller(t)), default=None)
+        lived = [t for t in mine if t.died is None] or mine
+        found[family, method] = best or max(lived, key=lambda t: (t.val_accuracy, t.sparsity, smaller(t)))
+    return found
+
+
+def write_lambdas(path: Path, dataset: str, trials: Sequence[Trial]) -> None:
+    """Put the chosen λs into a file that may hold those of other data sets and methods."""
+    known = read_lambdas(path) if path.exists() else {}
+    header = "# Weights of the penalties (with the factor 1/Q, or 1/|Γ|), by data set, family and method: quern tune.\n"
+    if path.exists():  # what it says of itself stays
+        own = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        header = "".join(itertools.takewhile(lambda line: line.startswith("#"), own)) or header
+    for (family, method), trial in chosen(trials).items():
+        assert trial.weight is not None
+        known.setdefault(dataset, {}).setdefault(family, {})[method] = float(f"{trial.weight:.4g}")
+    lines = [header]
+    for name, families in known.items():
+        for family, weights in families.items():
+            lines.append(f"\n[{name}.{family}]\n")
+            lines += [f"{method} = {weight}\n" for method, weight in weights.items()]
+    keep(path, "".join(lines))
+
+
+def write_trials(results: Path, dataset: str, trials: Sequence[Trial], short: Short) -> Path:
+    """Keep all trials, each with how much of a run it was and where it ran, and the chosen ones marked; those of
+    families and methods not among them stay."""
+    path = results / dataset / "tuning.json"
+    picked = {id(trial) for trial in chosen(trials).values()}  # one of several that are equal
+    mine = {(t.family, t.method) for t in trials}
+    rows: list[Mapping[str, Any]] = [row for kind, row in read_trials(path) if kind not in mine]
+    for trial in trials:
+        row = asdict(trial)
+        rows.append({"lambda": row.pop("weight"), **row, "chosen": id(trial) in picked, "trained": asdict(short)})
+    keep(path, json.dumps({"dataset": dataset, "trials": rows}, indent=1) + "\n")
+    return path
+
+
+def read_trials(path: Path) -> list[tuple[tuple[str, str], TrialRow]]:
+    """What :func:`write_trials` wrote to a file, if it is there: the family, the method, and the row of every trial."""
+    if not path.exists():
+        return []
+    rows = schema.read(path, Trials, "trials of quern tune", "mend it, or remove it and tune again")["trials"]
+    return [((row["family"], row["method"]), row) for row in rows]

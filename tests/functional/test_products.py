@@ -1,0 +1,239 @@
+"""Both forms of the product: equal to plain loops over Hamilton products, and to each other in values and gradients."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from quern import functional as F
+from quern.algebra import UNITS
+from quern.functional import products
+from quern.functional.products import Geometry, block_weight
+from quern.testing import tolerance
+from tests import oracle
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> tuple[tuple, tuple[int, ...], tuple[int, ...], int, torch.dtype, float]:
+    """The arguments of a Geometry, the shapes of input and weight, a seed, a dtype and a magnitude."""
+    space = draw(st.integers(1, 3))
+    groups = draw(st.sampled_from([1, 1, 2, 3]))
+    inner, outs = draw(st.integers(1, 3)), groups * draw(st.integers(1, 2))
+
+    def per_axis(low: int, high: int) -> tuple[int, ...]:
+        return tuple(draw(st.integers(low, high)) for _ in range(space))
+
+    transposed = draw(st.booleans())
+    kernel, stride, dilation = per_axis(1, 3), per_axis(1, 2), per_axis(1, 2)
+    most = 2 if transposed else 1  # so much that something is left
+    padding = tuple(draw(st.integers(0, d * (k - 1) // most)) for k, d in zip(kernel, dilation, strict=True))
+    extra = tuple(draw(st.integers(0, s - 1)) if transposed else 0 for s in stride)
+    size = tuple(
+        d * (k - 1) + 1 + draw(st.integers(0, 2)) if not transposed else draw(st.integers(2, 4))
+        for k, d in zip(kernel, dilation, strict=True)
+    )
+    geometry = (stride, padding, dilation, groups, transposed, extra)
+    x_shape = (draw(st.integers(1, 3)), 4 * groups * inner, *size)
+    weight_shape = (4, outs, inner, *kernel)
+    seed = draw(st.integers(0, 2**31))
+    return (
+        geometry,
+        x_shape,
+        weight_shape,
+        seed,
+        draw(st.sampled_from([torch.float32, torch.float64])),
+        draw(st.sampled_from([1e-8, 1.0, 1e4])),
+    )
+
+
+def both_forms(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    shape = (geometry.groups, geometry.transposed)
+    block = products.block_convolution(x, products.block_weight(weight, "rijk", *shape), bias, geometry)
+    hadamard = products.hadamard_convolution(x, products.hadamard_weights(weight, *shape), bias, geometry)
+    return block, hadamard
+
+
+def assert_near(found: Tensor, wanted: Tensor, limit: float) -> None:
+    found, wanted = found.detach(), wanted.detach()
+    scale = wanted.abs().max().clamp_min(torch.finfo(wanted.dtype).tiny)
+    assert float((found - wanted).abs().max() / scale) <= limit
+
+
+def loops(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    arrays = [None if t is None else t.detach().double().numpy() for t in (x, weight, bias)]
+    g = geometry
+    if g.transposed:
+        y = oracle.conv_transpose(*arrays, g.stride, g.padding, g.output_padding, g.dilation, g.groups)  # pyright: ignore
+    else:
+        y = oracle.conv(*arrays, g.stride, [(p, p) for p in g.padding], g.dilation, g.groups)  # pyright: ignore
+    return torch.from_numpy(y).to(x.dtype)
+
+
+@given(convolutions(), st.booleans(), st.sampled_from([1, 1 << 10, 1 << 30]))
+def test_forms_equal_loops_and_each_other(drawn, with_bias: bool, slice_bytes: int) -> None:
+    arguments, x_shape, weight_shape, seed, dtype, magnitude = drawn
+    geometry = Geometry(*arguments)
+    generator = torch.Generator().manual_seed(seed)
+
+    def leaf(*shape: int) -> Tensor:
+        return (torch.randn(shape, generator=generator, dtype=dtype) * magnitude).requires_grad_()
+
+    x, weight = leaf(*x_shape), leaf(*weight_shape)
+    bias = (leaf(4, weight_shape[1]) * magnitude).detach().requires_grad_() if with_bias else None
+    variables = [x, weight] if bias is None else [x, weight, bias]
+    limit = tolerance(dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(products, "SLICE_BYTES", slice_bytes)
+        block, hadamard = both_forms(x, weight, bias, geometry)
+        wanted = loops(x, weight, bias, geometry)
+        assert block.shape == hadamard.shape == wanted.shape
+        assert_near(block, wanted, limit)
+        assert_near(hadamard, wanted, limit)
+        gradient = torch.randn(block.shape, generator=generator, dtype=dtype)
+        pairs = zip(
+            torch.autograd.grad(hadamard, variables, gradient),
+            torch.autograd.grad(block, variables, gradient),
+            strict=True,
+        )
+        for found, reference in pairs:
+            assert_near(found, reference, limit)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("form", [0, 1])
+def test_gradients_and_second_derivatives_match_finite_differences(form: int, transposed: bool) -> None:
+    geometry = Geometry((2, 1), (1, 0), (1, 2), 2, transposed, (1, 0) if transposed else (0, 0))
+    x = torch.randn(3, 16, 4, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(4, 2, 2, 2, 2, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
+
+    def function(*arguments: Tensor) -> Tensor:
+        x, weight, bias = arguments
+        return both_forms(x, weight, bias, geometry)[form]
+
+    assert torch.autograd.gradcheck(function, (x, weight, bias))
+    small = torch.randn(1, 16, 2, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(function, (small, weight, bias))
+
+
+@pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True)])
+def test_only_the_gradients_asked_for(needs: tuple[bool, bool, bool]) -> None:
+    geometry = Geometry((1,), (1,), (1,), 1, False, (0,))
+    variables = [torch.randn(*s, dtype=torch.float64) for s in ((2, 8, 5), (4, 3, 2, 3), (4, 3))]
+    for variable, need in zip(variables, needs, strict=True):
+        variable.requires_grad_(need)
+    block, hadamard = both_forms(*variables, geometry)  # pyright: ignore
+    wanted = [v for v in variables if v.requires_grad]
+    found = torch.autograd.grad(hadamard.square().sum(), wanted)
+    reference = torch.autograd.grad(block.square().sum(), wanted)
+    for a, b in zip(found, reference, strict=True):
+        assert_near(a, b, 1e-10)
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 6), st.booleans(), st.integers(0, 2**31))
+def test_linear_forms_equal_loops(inner: int, outs: int, rows: int, with_bias: bool, seed: int) -> None:
+    torch.manual_seed(seed)
+    x = torch.randn(rows, 4 * inner, dtype=torch.float64)
+    weight = torch.randn(4, outs, inner, dtype=torch.float64)
+    bias = torch.randn(4, outs, dtype=torch.float64) if with_bias else None
+    found = products.hadamard_linear(x, products.hadamard_weights(weight), bias)
+    wanted = oracle.linear(x.numpy(), weight.numpy(), None if bias is None else bias.numpy())
+    torch.testing.assert_close(found, torch.from_numpy(wanted), rtol=1e-10, atol=1e-10)
+
+
+def test_block_weight_is_left_multiplication() -> None:
+    weight = torch.randn(4, 3, 2, dtype=torch.float64)
+    torch.testing.assert_close(products.block_weight(weight), torch.from_numpy(oracle.block(weight.numpy())))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_layout_is_kept_and_the_output_may_be_changed_in_place(layout: torch.memory_format) -> None:
+    geometry = Geometry((1, 1), (1, 1), (1, 1), 1, False, (0, 0))
+    x = torch.randn(4, 64, 6, 6).to(memory_format=layout)
+    weight = torch.randn(4, 16, 16, 3, 3, requires_grad=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(products, "SLICE_BYTES", 1)  # one sample a slice
+        y = products.hadamard_convolution(x, products.hadamard_weights(weight, layout=layout), None, geometry)
+    assert y.is_contiguous(memory_format=layout)
+    y.relu_().sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own forward mode uses it
+def test_function_transforms_and_forward_mode_see_through_the_hadamard_form() -> None:
+    geometry = Geometry((1, 1), (1, 1), (1, 1), 1, False, (0, 0))
+    x = torch.randn(3, 8, 4, 4, dtype=torch.float64)
+    weight = torch.randn(4, 2, 2, 3, 3, dtype=torch.float64)
+
+    def loss(w: Tensor, sample: Tensor, form: int) -> Tensor:
+        return both_forms(sample.unsqueeze(0), w, None, geometry)[form].square().sum()
+
+    per_sample = [torch.func.vmap(torch.func.grad(loss), (None, 0, None))(weight, x, form) for form in (0, 1)]
+    torch.testing.assert_close(per_sample[1], per_sample[0], rtol=1e-10, atol=1e-10)
+    tangent = torch.randn_like(x)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, tangent)
+        slopes = [torch.autograd.forward_ad.unpack_dual(y).tangent for y in both_forms(dual, weight, None, geometry)]
+    assert slopes[0] is not None
+    torch.testing.assert_close(slopes[1], slopes[0], rtol=1e-10, atol=1e-10)
+
+
+def test_autocast_works_in_both_forms() -> None:
+    geometry = Geometry((1, 1), (1, 1), (1, 1), 1, False, (0, 0))
+    x, weight = torch.randn(2, 8, 4, 4), torch.randn(4, 2, 2, 3, 3, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        block, hadamard = both_forms(x, weight, None, geometry)
+    assert hadamard.dtype == block.dtype == torch.bfloat16
+    hadamard.float().sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.isfinite().all()
+    torch.testing.assert_close(hadamard, block, rtol=0.1, atol=0.3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_never_takes_the_form_that_needs_room(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of four components of 20,000 are out of reach of float16, also under autocast, where inputs are float32."""
+    for name in ("choose_linear_form", "choose_conv_form"):
+        monkeypatch.setattr(products, name, lambda *_: "hadamard")
+    weight, kernel = torch.randn(4, 8, 8) / 100, torch.randn(4, 8, 8, 3, 3) / 1000
+    x, image = torch.full((5, 32), 20_000.0), torch.full((2, 32, 6, 6), 20_000.0)
+    with torch.autocast("cpu", dtype):
+        outputs = F.linear(x, weight), F.conv(image, kernel, padding=1)
+        wanted = torch.nn.functional.linear(x, block_weight(weight, UNITS))
+    assert outputs[0].dtype == outputs[1].dtype == dtype
+    assert torch.equal(outputs[0], wanted)
+    assert all(y.isfinite().all() for y in outputs)
+
+
+def test_the_choice_of_form_is_by_size_and_device() -> None:
+    cpu = torch.device("cpu")
+    assert products.choose_conv_form(cpu, 64, 128, 1, 9, 400 * 16) == "hadamard"
+    assert products.choose_conv_form(cpu, 4, 8, 1, 25, 400 * 121) == "block"
+    assert products.choose_conv_form(torch.device("cuda"), 64, 128, 1, 9, 400 * 16) == "block"
+    assert products.choose_linear_form(cpu, 512, 512, 400) == "hadamard"
+    assert products.choose_linear_form(cpu, 2048, 10, 400) == "block"
+
+
+def test_hooks_run_once_and_batched_gradients_work_in_both_forms() -> None:
+    geometry = Geometry((1, 1), (1, 1), (1, 1), 1, False, (0, 0))
+    x = torch.randn(2, 8, 4, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(4, 2, 2, 3, 3, dtype=torch.float64, requires_grad=True)
+    found = []
+    for form in (0, 1):
+        for create_graph in (False, True):
+            h = x * 1
+            h.register_hook(lambda g: g * 0.5)
+            y = both_forms(h, weight, None, geometry)[form]
+            found.append(torch.autograd.grad(y.square().sum(), x, create_graph=create_graph)[0])
+    for gradient in found[1:]:
+        torch.testing.assert_close(gradient, found[0], rtol=1e-10, atol=1e-10)
+    several = torch.randn(3, 2, 8, 4, 4, dtype=torch.float64)
+    rows = []
+    for y in both_forms(x, weight, None, geometry):
+        rows.append(torch.autograd.grad(y, [x, weight], several, is_grads_batched=True))
+    for a, b in zip(*rows, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
