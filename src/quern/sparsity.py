@@ -1,11 +1,11 @@
 """How sparse and how large a network is.
 
 Zero means \\|.\\| <= tol. **Component** sparsity is the share of zero numbers among the quaternion weights,
-**quaternion** sparsity the share of quaternions whose modulus is zero, **neuron** sparsity the share of
-neurons that no longer matter: γ = 0, no non-zero incoming weight, or no non-zero outgoing weight, cascading through the
-network (:mod:`quern.liveness`). Biases count as parameters but not as weights.
+**quaternion** sparsity the share of quaternions whose modulus is zero, **neuron** sparsity the share of neurons that no
+longer matter: those that :func:`quern.compact.plan` would remove. Biases count as parameters but not as weights.
 """
 
+import copy
 import math
 from functools import partial
 from typing import Any
@@ -13,35 +13,46 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quern.graph import check_module, inputs_of, quaternion_weights, spec_of
-from quern.liveness import liveness
+from quern.errors import QuernError
+from quern.graph import Example, check_module, inputs_of, mapped, quaternion_weights, spec_of
+from quern.graph.listing import zero_
+from quern.graph.paths import norms_behind
+from quern.graph.precision import floating, in_float64, largest, widened
+from quern.graph.reader import layer_plan, read
+from quern.graph.spec import hooked
+from quern.graph.trace import traced
 from quern.records import LayerSparsity, Sparsity
 
 __all__ = ["LayerSparsity", "Sparsity", "measure", "work"]
 
+ALONE = "without an example input a neuron counts as dead if it has no weight or scale but zero, not if nobody needs it"
 
+
+@torch.inference_mode(False)
 @torch.no_grad()
 def measure(model: nn.Module, example_input: Tensor | tuple[Any, ...] | None = None, tol: float = 0.0) -> Sparsity:
     """Sparsity and size of ``model``; numbers up to ``tol`` count as zero.
 
     With an ``example_input`` (or a tuple of arguments) the network runs once in eval mode to count multiply-adds; they
-    are given for one sample, the first axis of the example being the batch.
+    are given for one sample, the first axis of the example being the batch. Then it is read as
+    :func:`quern.compact.plan` reads it: dead neurons are those that a plan would remove. Without an example, or where
+    the network cannot be read, each layer is looked at alone, and ``notes`` says so.
     """
     if not (tol >= 0 and math.isfinite(tol)):
         raise ValueError(f"tol is {tol}, but it must be a finite number that is not negative.")
     check_module(model)
     done = None if example_input is None else work(model, example_input, tol)
-    found = liveness(model, tol)
+    dead, notes = _dead_neurons(model, example_input, tol)
     layers, seen = [], set()
     for name, layer in model.named_modules():
-        if not spec_of(layer).neurons(layer):
+        neurons = spec_of(layer).neurons(layer)
+        if not neurons:
             continue
         weights = [w for w in quaternion_weights(layer).values() if id(w) not in seen]
         seen.update(map(id, weights))
         zero = [w.abs() <= tol for w in weights]
         # Squares of tiny numbers are zero even in float64: for tol = 0 the components say it.
         gone = [z.all(0) & (w.double().norm(dim=0) <= tol) for z, w in zip(zero, weights, strict=True)]
-        alive = found.alive[name]
         macs, nonzero_macs = (None, None) if done is None else done.get(name, (0, 0))
         layers.append(
             LayerSparsity(
@@ -50,8 +61,8 @@ def measure(model: nn.Module, example_input: Tensor | tuple[Any, ...] | None = N
                 quaternions=sum(z[0].numel() for z in zero),
                 zero_components=sum(int(z.sum()) for z in zero),
                 zero_quaternions=sum(int(g.sum()) for g in gone),
-                neurons=len(alive),
-                dead_neurons=int((~alive).sum()),
+                neurons=neurons,
+                dead_neurons=dead.get(name, 0),
                 macs=macs,
                 nonzero_macs=nonzero_macs,
             )
@@ -65,8 +76,63 @@ def measure(model: nn.Module, example_input: Tensor | tuple[Any, ...] | None = N
         macs=None if done is None else sum(macs for macs, _ in done.values()),
         nonzero_macs=None if done is None else sum(rest for _, rest in done.values()),
         tol=tol,
-        notes=found.notes,
+        notes=notes,
     )
+
+
+def _dead_neurons(model: nn.Module, example: Example | None, tol: float) -> tuple[dict[str, int], tuple[str, ...]]:
+    """How many neurons of each layer are dead, by its name, and notes."""
+    network = copy.deepcopy(model) if tol or example is not None else model
+    zero_(network, tol)
+    if example is None:
+        return _alone(network, ALONE)
+    network.eval()
+    inputs, most = mapped(inputs_of(network, example), Tensor.clone), largest(network)
+    for layer in filter(hooked, network.modules()):  # they are kept whole, but nobody's hooks are to see this
+        for hooks in (layer._forward_hooks, layer._forward_pre_hooks):
+            hooks.update(dict.fromkeys(hooks, lambda *_: None))
+    wide = in_float64(network, floating(network))
+    try:
+        try:
+            facts, _, _ = read(wide or network, mapped(inputs, widened) if wide else inputs, True, most)
+        except QuernError:
+            if wide is None:
+                raise
+            facts, _, _ = read(network, inputs, True, most)  # its forward insists on a type
+    except QuernError as reason:
+        return _alone(network, f"each layer was looked at alone: {reason}")
+    kept, dead, notes = facts.settle(), dict[str, int](), list(facts.notes)
+    for record in facts.records.values():
+        outputs, neurons = layer_plan(record, kept).outputs, spec_of(record.layer).neurons(record.layer)
+        if neurons and outputs is not None:  # one output of a recurrent layer is a neuron in every level
+            dead[record.name] = (outputs.total - len(outputs.indices)) * neurons // outputs.total
+    for name, layer in network.named_modules():
+        if spec_of(layer).neurons(layer) and name not in dead:
+            notes.append(f"{name} ({type(layer).__name__}) was not followed, so all its neurons count as alive")
+    return dead, tuple(dict.fromkeys(notes))
+
+
+def _alone(network: nn.Module, note: str) -> tuple[dict[str, int], tuple[str, ...]]:
+    """What each layer knows by itself, or by the normalisation behind it."""
+    modules = dict(network.named_modules())
+    silent = {name: spec_of(layer).silent(layer) for name, layer in modules.items() if spec_of(layer).neurons(layer)}
+    try:
+        traced(network)
+    except QuernError as reason:
+        note = f"each layer was looked at alone: {reason}"
+    else:
+        for name, norms in (norms_behind(network) or {}).items():
+            silent[name] |= torch.stack([_unscaled(modules[norm], len(silent[name])) for norm in norms]).all(0)
+    return {name: int(which.sum()) for name, which in silent.items()}, (note,) if silent else ()
+
+
+def _unscaled(norm: nn.Module, units: int) -> Tensor:
+    """Which of so many quaternions a normalisation multiplies by zero; none if these are not its channels."""
+    spec = spec_of(norm)
+    scales = [scale for scale in (getattr(norm, name) for name in spec.scales(norm)) if scale is not None]
+    if not scales or (spec.sizes(norm)[0] or 0) * spec.components != 4 * units:
+        return torch.zeros(units, dtype=torch.bool)
+    return torch.stack([(scale.reshape(-1, units) == 0).all(0) for scale in scales]).any(0).cpu()
 
 
 def _nonzero(t: Tensor, tol: float) -> int:

@@ -128,3 +128,17 @@ def test_what_cannot_be_counted_is_not() -> None:
     recurrent = nn.Sequential(qnn.QEmbedding(7, 16), qnn.QLinear(16, 8))
     assert census(recurrent, torch.zeros(2, 3, dtype=torch.long)) is None
     assert census(qnn.QLinear(8, 8), torch.zeros(1, 4)) is None  # it does not take the example
+
+
+@pytest.mark.parametrize("mode", ["reflect", "circular", "replicate"])
+def test_constants_before_padding_that_repeats_the_image_are_counted(mode: str) -> None:
+    """More padding than a kernel is wide."""
+    layers = [qnn.QConv2d(4, 12, 1), qnn.QConv2d(12, 8, 3, padding=4, padding_mode=mode), qnn.QConv2d(8, 4, 1)]
+    model, x = nn.Sequential(*layers), torch.randn(2, 4, 9, 9)
+    count = census(model, x)
+    assert count is not None
+    random_values(model).float()
+    layers[0].weight.data[:, 1] = 0
+    found, counted = plan(model, x), count.count()
+    assert counted is not None
+    assert (counted.neurons, counted.parameters) == (found.neurons[1], found.parameters[1])

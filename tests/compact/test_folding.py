@@ -17,7 +17,7 @@ from quern.compact.folding import fold
 from quern.errors import FoldingError, TraceError
 from quern.models import recipe_of
 from quern.testing import assert_same_function
-from tests.test_liveness import Wired, random_values
+from tests.networks import Wired, random_values
 
 F64 = torch.float64
 Q_CONV = (qnn.QConv1d, qnn.QConv2d, qnn.QConv3d)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from quern import models
 from quern import nn as qnn
-from quern.compact import _floating, _in_float64, plan
+from quern.compact import plan
 from quern.errors import CompactionError
+from quern.graph.precision import floating, in_float64
 from quern.graph.reader import read, remembering
 from tests.networks import cloned, draw, kill, numbers, tensors_of
 
@@ -55,9 +56,9 @@ def assert_copies_alike(found: Any, model: Any) -> None:
     assert found.frozen is not model.frozen
 
 
-def test_a_copy_in_float64_is_a_deep_copy_in_float64() -> None:
+def test_a_copy_in_float64_is_a_deep_copyin_float64() -> None:
     model = Holder().eval()
-    found, wanted = _in_float64(model, _floating(model)), copy.deepcopy(model).double()
+    found, wanted = in_float64(model, floating(model)), copy.deepcopy(model).double()
     assert isinstance(found, Holder)
     assert_copies_alike(found, model)
     for (name, t), (other, like) in zip(found.state_dict().items(), wanted.state_dict().items(), strict=True):
@@ -65,7 +66,7 @@ def test_a_copy_in_float64_is_a_deep_copy_in_float64() -> None:
     assert found.get_buffer("kept").dtype == torch.float64
     network = models.cifar_qcnn()
     strides = [p.stride() for p in copy.deepcopy(network).double().parameters()]
-    wide = _in_float64(network, _floating(network))
+    wide = in_float64(network, floating(network))
     assert wide is not None
     assert [p.stride() for p in wide.parameters()] == strides
     assert all(p.dtype == torch.float32 for p in network.parameters())

@@ -21,8 +21,8 @@ from quern.errors import DeadNetworkWarning, ExportError, QuernError
 from quern.export import Pixels, accuracy, open_session, to_int8, to_onnx, to_pt2, to_real
 from quern.export._onnx import run
 from quern.testing import assert_same_function
+from tests.networks import Wired, random_values
 from tests.nn.cases import CASES, Case
-from tests.test_liveness import Wired, random_values
 
 F64 = torch.float64
 SHAPES = {"mnist": (1, 28, 28), "cifar": (3, 32, 32), "digits": (1, 8, 8)}

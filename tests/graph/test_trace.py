@@ -183,7 +183,7 @@ def test_what_torch_made_of_a_network_is_named() -> None:
         for action in (lambda m: plan(m, torch.randn(2, 8)), to_real, fold):
             with pytest.raises(TraceError, match=rf"^{said}\.$"):
                 action(model)
-    with pytest.raises(TraceError, match=r"test_graph\.py:\d+ calls what went through torch\.compile; .*"):
+    with pytest.raises(TraceError, match=r"test_trace\.py:\d+ calls what went through torch\.compile; .*"):
         trace(Held(torch.compile(helper, backend="eager")))
 
 

@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from quern import nn as qnn
 from quern.graph import quaternion_weights
-from quern.graph.norms import norms_behind
+from quern.graph.paths import norms_behind
 from quern.optim import ProximalAdam, ProximalSGD, freeze_zeros
 from quern.penalties import RQ
 

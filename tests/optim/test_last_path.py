@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 import random
 import warnings
 from collections.abc import Callable
@@ -18,11 +19,10 @@ from quern import nn as qnn
 from quern.compact import compact, compact_, plan
 from quern.errors import LastPathWarning
 from quern.graph import quaternion_weights
-from quern.liveness import liveness
 from quern.optim import ProximalAdam, ProximalSGD, ramp
 from quern.penalties import L1, L2, RQ, RQL, GammaL1, Penalty
 from quern.sparsity import measure
-from tests.networks import draw, random_values
+from tests.networks import cloned, draw, kill, random_values
 
 PENALTIES: dict[str, Callable[[float], Penalty]] = {
     "l1": L1,
@@ -70,7 +70,7 @@ def test_a_penalty_without_measure_leaves_a_path(kind: str, optimizer: str) -> N
         descend(net, made, 12)
     assert len(told) == 1
     assert not plan(net, torch.randn(2, 1, 8, 8)).dead
-    assert measure(net).neurons_left > 0
+    assert measure(net, torch.randn(2, 1, 8, 8)).neurons_left > 0
     assert depends_on_its_input(net)
 
 
@@ -106,16 +106,16 @@ def test_nothing_is_said_or_kept_where_nothing_is_lost() -> None:
 @given(seed=st.integers(0, 10_000), kind=st.sampled_from(["rq", "rql", "l1"]))
 @settings(max_examples=8)
 def test_random_networks_live(seed: int, kind: str) -> None:
-    """Whatever the wiring: compaction, another reader than the one that finds the path, says that it lives."""
+    """Whatever the wiring: a plan, which tries what it says, says that it lives."""
     torch.manual_seed(seed)
     drawn = draw(random.Random(seed))
     net = random_values(drawn.model).train()
     inputs = drawn.inputs[0]
-    assume(quaternion_weights(net) and not liveness(net).notes)  # which say what was not followed
-    # A product with a gate that is constantly zero is dead, which compaction alone knows.
-    assume(not any("squeeze" in name for name, _ in net.named_modules()))
-    assume(not plan(net, inputs, keep_unknown=True).dead)
+    assume(quaternion_weights(net))
+    found = plan(net, inputs, keep_unknown=True)
+    assume(not found.dead and not found.notes)  # which say what was not followed
     optimizer = ProximalSGD(net, PENALTIES[kind](1e9), lr=0.1)
+    net(*cloned(inputs))  # what the path is read from
     for p in net.parameters():
         p.grad = torch.randn_like(p)
     with warnings.catch_warnings():
@@ -123,6 +123,35 @@ def test_random_networks_live(seed: int, kind: str) -> None:
         for _ in range(3):
             optimizer.step()
     assert not plan(net, inputs, keep_unknown=True).dead
+
+
+def test_copies_of_a_network_that_is_watched_are_networks_as_any() -> None:
+    net = nn.Sequential(qnn.QLinear(8, 8), nn.ReLU(), qnn.QLinear(8, 4))
+    optimizer = ProximalSGD(net, RQ(1e9), lr=0.1)
+    twin, again = copy.deepcopy(net), pickle.loads(pickle.dumps(net))
+    x = torch.randn(3, 8)
+    assert torch.equal(twin(x), again(x))  # these are not what the path is read from
+    kill(net[0], rows=(1,))
+    for one in (net, net[0], twin):  # nor does compaction take them for networks with hooks
+        assert plan(one, x).notes == ()
+    assert plan(net, x).neurons == (3, 2)
+    copied = copy.deepcopy(optimizer)
+    for made, model in ((optimizer, net), (copied, copied._path.model)):
+        model(x).sum().backward()
+        with pytest.warns(LastPathWarning):
+            made.step()
+        assert not plan(model, x).dead
+        assert not model._forward_pre_hooks
+
+
+def test_before_a_call_no_layer_loses_all_it_has() -> None:
+    net = nn.Sequential(qnn.QLinear(8, 8), nn.ReLU(), qnn.QLinear(8, 4))
+    optimizer = ProximalSGD(net, RQ(1e9), lr=0.1)
+    for p in net.parameters():
+        p.grad = torch.randn_like(p)
+    with pytest.warns(LastPathWarning):
+        optimizer.step()
+    assert all(weight.any() for weight in quaternion_weights(net).values())
 
 
 class Beside(nn.Module):

@@ -27,10 +27,11 @@ from quern.compact._plan import DEAD, Plan
 from quern.compact.folding import fold
 from quern.errors import CompactionError, DeadNetworkWarning, NotFiniteWarning
 from quern.graph import Example, Kept, LayerPlan, check_traceable, inputs_of, mapped, spec_of
-from quern.graph.facts import dead
+from quern.graph.facts import dead, evaluating
 from quern.graph.listing import neurons, zero_
+from quern.graph.precision import floating, in_float64, largest, widened
 from quern.graph.reader import layer_plan, read, remembering
-from quern.graph.spec import Select
+from quern.graph.spec import Select, hooked
 from quern.models import Recipe, recipe_of, set_recipe
 
 __all__ = ["Census", "Counted", "Kept", "LayerPlan", "Plan", "census", "compact", "compact_", "fold", "is_dead", "plan"]
@@ -54,20 +55,20 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
     check_traceable(model)  # before it runs, which would compile what torch.compile made
     network = copy.deepcopy(model).eval()
     zero_(network, tol)
-    inputs, types = inputs_of(network, example_input), _floating(network)
+    inputs, types = inputs_of(network, example_input), floating(network)
     if any(t.numel() == 0 for t in _tensors(inputs)):
         raise CompactionError("the example input is empty: what is constant is read off it.")
     # Two networks are judged: a copy in float64, where a mistake stands out from rounding, and the network itself,
     # which may be too coarse for that. What they give now, before anything is removed, is what they must give then.
     own, wanted, memory = _try(network, inputs), None, {}
-    wide, wide_inputs = _in_float64(network, types), mapped(inputs, _widened)
+    wide, wide_inputs = in_float64(network, types), mapped(inputs, widened)
     half = any(torch.finfo(dtype).bits < 32 for dtype in types)
     if wide is not None and (own is not None or half):  # not every machine computes everything in 16 bits
         with remembering(wide) as memory:
             wanted = _try(wide, wide_inputs)
     if wide is None or wanted is None:  # its forward insists on a type, or does not take the example
         wide, wide_inputs, wanted, own = network, inputs, own, None
-    facts, outputs, traced = read(wide, mapped(wide_inputs, Tensor.clone), keep_unknown, _largest(network), memory)
+    facts, outputs, traced = read(wide, mapped(wide_inputs, Tensor.clone), keep_unknown, largest(network), memory)
     kept = facts.settle()
     layers = {}
     for record in facts.records.values():
@@ -81,7 +82,7 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
         notes.append(NOT_FINITE)
     found = Plan(layers, tol, dead=dead(outputs), notes=tuple(dict.fromkeys(notes)))
     before = _counts(network)
-    if not (network._forward_hooks or network._forward_pre_hooks) and not _close(  # torch.fx does not see those
+    if not hooked(network) and not _close(  # torch.fx does not see those
         wanted, _tensors(traced), facts.coarsest, facts.largest
     ):
         raise CompactionError(
@@ -125,17 +126,12 @@ def is_dead(model: nn.Module, example_input: Example) -> bool:
 def census(model: nn.Module, example_input: Example) -> Census | None:
     """What :func:`plan` would leave of ``model``, to be counted again and again while its weights change and its shapes
     do not. None where there is no such count: the network cannot be read, or does what only a plan can follow."""
-    modes = [(module, module.training) for module in model.modules()]
     try:
-        for module, _ in modes:
-            module.training = False
-        inputs = mapped(inputs_of(model, example_input), Tensor.clone)
-        facts, outputs, _ = read(model, inputs, False, _largest(model))
+        with evaluating(model):
+            inputs = mapped(inputs_of(model, example_input), Tensor.clone)
+            facts, outputs, _ = read(model, inputs, False, largest(model))
     except CompactionError:
         return None
-    finally:
-        for module, mode in modes:
-            module.training = mode
     found = Census(facts, outputs, _counts(model))
     return found if found.repeatable else None
 
@@ -239,27 +235,6 @@ def _tensors(result: Any) -> list[Tensor]:
     return found
 
 
-def _widened(t: Tensor) -> Tensor:
-    return t.double() if t.is_floating_point() else t
-
-
-def _in_float64(network: nn.Module, types: Sequence[torch.dtype]) -> nn.Module | None:
-    """A copy; None if that is what it is already, or on a device that has no float64."""
-    if all(dtype == torch.float64 for dtype in types):
-        return None
-    # By numbers that are copied already, deepcopy goes over each of them once.
-    tensors = (t for t in (*network.parameters(), *network.buffers()) if type(t) in (Tensor, nn.Parameter))
-    numbers = [t for t in tensors if t.is_floating_point() and t.dtype != torch.float64]
-    try:
-        memo: dict[int, Any] = {}
-        for t in numbers:
-            wide = _widened(t.detach())
-            memo[id(t)] = nn.Parameter(wide, t.requires_grad) if isinstance(t, nn.Parameter) else wide
-        return copy.deepcopy(network, memo).double()  # for what a module of the user's own adds to it
-    except (RuntimeError, TypeError):
-        return None
-
-
 def _try(network: nn.Module, inputs: tuple[Any, ...]) -> list[Tensor] | None:
     """The outputs, or None if the network does not run."""
     try:
@@ -278,15 +253,6 @@ def _smaller(network: nn.Module, found: Plan, inputs: tuple[Any, ...]) -> list[T
         raise CompactionError(
             f"the network does not run with fewer channels, which its forward counts on: {said}."
         ) from reason
-
-
-def _floating(network: nn.Module) -> list[torch.dtype]:
-    types = {t.dtype for t in (*network.parameters(), *network.buffers()) if t.is_floating_point()}
-    return sorted(types, key=str)
-
-
-def _largest(network: nn.Module) -> float:
-    return min((torch.finfo(dtype).max for dtype in _floating(network)), default=math.inf)
 
 
 def _counts(model: nn.Module) -> tuple[int, int]:

@@ -1,7 +1,6 @@
 """The network without quaternions: every layer as the real layer of ``torch.nn`` that computes the same."""
 
 import copy
-import inspect
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +10,14 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch.fx.proxy import GraphAppendingTracer
 
-from quern.compact import warn_dead
+from quern.compact import is_dead, warn_dead
 from quern.compact.folding import fold_graph
 from quern.errors import ExportError
 from quern.graph import Example, check_traceable, inputs_of
 from quern.graph.operations import operation
+from quern.graph.paths import is_cut
 from quern.graph.spec import hooked, own_spec
-from quern.graph.trace import Tracer, trace_for
-from quern.liveness import liveness
+from quern.graph.trace import traced
 
 __all__ = ["to_real"]
 
@@ -30,10 +29,11 @@ def to_real(model: nn.Module, example: Example | None = None) -> fx.GraphModule:
     their names. Running it, or reading it from a file of ``torch.save``, needs no quern. Inputs are taken to have a
     batch axis, and what stands between a linear layer and a one-dimensional normalisation to be ``(batch, features)``.
     Optional inputs are left out, but for those that ``example``, an input or a tuple of several as in
-    :func:`quern.compact.compact`, has. A network whose output does not depend on its input any more is a warning.
+    :func:`quern.compact.compact`, has. A network whose output does not depend on its input any more is a warning;
+    without an example only if a layer that everything goes through has nothing but zeros.
     """
     real = real_form(model, None if example is None else len(inputs_of(model, example)))
-    if liveness(model).dead:
+    if is_cut(model) if example is None else is_dead(model, example):
         warn_dead()
     return real
 
@@ -42,9 +42,7 @@ def to_real(model: nn.Module, example: Example | None = None) -> fx.GraphModule:
 def real_form(model: nn.Module, count: int | None = None) -> fx.GraphModule:
     """What :func:`to_real` returns, for calls with the first ``count`` inputs."""
     check_traceable(model)
-    folded = copy.deepcopy(model).eval()
-    alone = Tracer().is_leaf_module(folded, "")
-    root, graph = _one_layer(folded, count) if alone else (folded, trace_for(folded, count)[0])
+    root, graph, _ = traced(copy.deepcopy(model).eval(), count)
     fold_graph(root, graph)
     writer = _Writer(set(dict(root.named_modules())))
     for node in graph.nodes:
@@ -54,16 +52,6 @@ def real_form(model: nn.Module, count: int | None = None) -> fx.GraphModule:
     real.delete_all_unused_submodules()
     real.recompile()
     return real.eval()
-
-
-def _one_layer(layer: nn.Module, count: int | None) -> tuple[nn.Module, fx.Graph]:
-    """A network of one layer, called with ``count`` inputs, by default what it must be given."""
-    graph = fx.Graph()
-    parameters = list(inspect.signature(layer.forward).parameters.values())
-    given = [p for p in parameters if p.default is p.empty] if count is None else parameters[:count]
-    args = [graph.placeholder(p.name) for p in given]
-    graph.output(graph.call_module("0", tuple(args)))
-    return nn.Sequential(layer), graph
 
 
 class _Writer:

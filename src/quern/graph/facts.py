@@ -6,7 +6,8 @@ joins values, such as an addition, ties the ids of corresponding units, because 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,19 @@ def _the_same(constant: Tensor) -> Tensor:
     return constant
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """All of ``model`` in eval mode while this lasts, without what ``eval()`` does besides."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
 def of_layer(layer: nn.Module, value: "Value", parts: int | None = None, space: Sequence[int] = ()) -> Again:
     """What ``layer`` does, in eval mode, to the constants of ``value``, the last axes of which get the sizes ``space``.
     It gives units of ``parts``, by default of as many as it takes."""
@@ -32,14 +46,8 @@ def of_layer(layer: nn.Module, value: "Value", parts: int | None = None, space: 
         sizes[axis] = constant.numel()
         row = constant.T.reshape([-1 if n == axis else 1 for n in range(dims)])
         example = next((p for p in layer.parameters()), row)
-        modes = [(module, module.training) for module in layer.modules()]
-        try:
-            for module, _ in modes:
-                module.training = False
+        with evaluating(layer):
             out = layer(row.expand(sizes).to(example).clone())  # which may change it in place
-        finally:
-            for module, mode in modes:
-                module.training = mode
         return out.detach().movedim(axis, 0).flatten(1)[:, 0].cpu().view(parts or value.parts, -1).T
 
     return again
@@ -331,16 +339,19 @@ class Facts:
 
         live, heard = reached()
         out = self.value(tensor, record.outputs, axis, parts, live, name, heard)
-        version, some, full = -1, live, False  # of the weight; which outputs look at any input; whether all do
+        versions, some, full = [-1], live, False  # of its parameters; which outputs look at any input; whether all do
         # Where a constant does not differ from place to place, so much of it gives the first output.
-        sizes = (getattr(layer, "kernel_size", ()), getattr(layer, "dilation", ()))
-        again = of_layer(layer, value, parts, [1 + (k - 1) * d for k, d in zip(*sizes, strict=True)])
+        # Other padding than by zeros takes no more than there is.
+        kernel, dilation, padding = (getattr(layer, name, ()) for name in ("kernel_size", "dilation", "padding"))
+        padding = [0] * len(kernel) if isinstance(padding, str) else padding
+        space = [max(1 + (k - 1) * d, p + 1) for k, d, p in zip(kernel, dilation, padding, strict=True)]
+        again = of_layer(layer, value, parts, space)
 
         def forward() -> None:
-            nonlocal edges, version, some, full
-            weight: Any = layer.weight
-            if weight._version != version:
-                edges, version = edges_of(), weight._version
+            nonlocal edges, versions, some, full
+            now = [p._version for p in layer._parameters.values() if p is not None]
+            if now != versions:
+                edges, versions = edges_of(), now
                 some = edges.any(1)
                 full = bool(some.all())
             record.edges, record.rows = edges, None

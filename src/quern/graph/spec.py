@@ -78,6 +78,7 @@ class Writer(Protocol):
 
     def beside(self, name: str, what: str) -> str:
         """A name that no module has for something more that a layer needs."""
+        ...
 
 
 class Spec:
@@ -252,9 +253,14 @@ def own_spec(layer: nn.Module) -> Spec | None:
     return _SPECS.get(type(layer))
 
 
+class Watcher:
+    """A forward hook that looks on and changes nothing: a layer that has one still does what its class says."""
+
+
 def hooked(module: nn.Module) -> bool:
     """Whether calling ``module`` does more than its ``forward`` says."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return not all(isinstance(hook, Watcher) for hook in hooks)
 
 
 def narrowed_shapes(layer: nn.Module, plan: LayerPlan) -> dict[str, Shape]:

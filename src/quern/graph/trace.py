@@ -81,34 +81,33 @@ def mapped(inputs: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> tuple
     return tuple(map_aggregate(inputs, lambda a: change(a) if isinstance(a, Tensor) else a))
 
 
-def trace_for(root: nn.Module, count: int | None = None) -> tuple[fx.Graph, list[str]]:
-    """The operations of ``root`` for calls with its first ``count`` inputs, by default those that it must be given; and
-    notes."""
-    parameters = list(inspect.signature(root.forward).parameters.values())
+def traced(model: nn.Module, count: int | None = None) -> tuple[nn.Module, fx.Graph, list[str]]:
+    """``model``, or a Sequential around it if it is a single layer; its operations for calls with its first ``count``
+    inputs, by default those that it must be given; and notes."""
+    parameters = list(inspect.signature(model.forward).parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     least, most = sum(p.default is p.empty for p in positional), len(positional)
     count = least if count is None else count
     if count < least or (count > most and not any(p.kind == p.VAR_POSITIONAL for p in parameters)):
         takes = f"{least}" if least == most else f"{least} to {most}"
         raise InputError(f"the example has {count} inputs, but the network takes {takes}.")
+    if Tracer().is_leaf_module(model, ""):
+        check_traceable(model)
+        graph = fx.Graph()
+        args = tuple(graph.placeholder(f"input_{n}") for n in range(count))
+        graph.output(graph.call_module("0", args))
+        return nn.Sequential(model), graph, []
     # An optional input that is not given is None, or whatever its default is, not something to trace; but a number may
     # be another one in the next call.
     rest = {p.name: p.default for p in parameters[count:] if p.default is not p.empty}
     numbers = [name for name, default in rest.items() if type(default) in (int, float)]
     if not numbers:
-        return trace(root, rest or None), []
+        return model, trace(model, rest or None), []
     try:
-        return trace(root, {name: rest[name] for name in rest if name not in numbers} or None), []
+        return model, trace(model, {name: rest[name] for name in rest if name not in numbers} or None), []
     except TraceError:  # the number decides what the network does
         notes = [f"{name} is taken to be {rest[name]} in every call, because it cannot be followed" for name in numbers]
-        return trace(root, rest), notes
-
-
-def traced(model: nn.Module, count: int | None = None) -> tuple[nn.Module, fx.Graph, list[str]]:
-    """``model``, or a Sequential around it if it is a single layer, its operations, and notes: see
-    :func:`trace_for`."""
-    root = nn.Sequential(model) if Tracer().is_leaf_module(model, "") else model
-    return root, *trace_for(root, count)
+        return model, trace(model, rest), notes
 
 
 def check_module(model: nn.Module) -> None:

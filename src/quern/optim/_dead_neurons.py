@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quern.graph import spec_of
-from quern.graph.norms import has_rows, norms_behind
+from quern.graph.paths import has_rows, norms_behind
 
 __all__ = ["DeadNeurons"]
 

@@ -5,17 +5,25 @@ has no gradient that would bring it back. So a few groups (quaternions of a weig
 the output depending on the input if all others were zero: the strongest by the penalty's own measure. As long as none
 of them is zero the network lives, which is cheap to look at after every step. Where one of them is lost, others are
 looked for, and where there are none, it is put back.
+
+Whether the network lives is what :mod:`quern.graph` reads off an example: the input of the network's first call after
+the optimizer was made. Until there was one, or where the network cannot be read, no layer may lose all it has.
 """
 
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from quern.liveness import liveness
+from quern.errors import QuernError
+from quern.graph.facts import Facts, Value, dead, evaluating
+from quern.graph.reader import Reader
+from quern.graph.spec import Watcher
+from quern.graph.trace import mapped, traced
 from quern.penalties import Target
 
 __all__ = ["LastPath"]
@@ -40,6 +48,70 @@ def _places(target: Target, numbers: Sequence[int]) -> tuple[Tensor, ...]:
     return torch.unravel_index(torch.tensor(numbers, dtype=torch.long), shape[1:] if len(shape) > 1 else shape)
 
 
+class _FirstCall(Watcher):
+    """A hook that keeps the inputs of a network's next call, and leaves. On a copy of the network it only leaves."""
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self.inputs: tuple[Any, ...] | None = None
+        self._model = None if model is None else weakref.ref(model)
+        if model is not None:
+            model.register_forward_pre_hook(self, with_kwargs=True)
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return
+        own = self._model is not None and model is self._model()
+        if own and (kwargs or not args or not all(isinstance(a, (Tensor, int, float)) for a in args)):
+            return  # for example while it is traced, when there are no tensors
+        if own:
+            self.inputs = mapped(args, Tensor.detach)
+        self._leave(model)
+
+    def _leave(self, model: nn.Module) -> None:
+        for key in [key for key, hook in model._forward_pre_hooks.items() if hook is self]:
+            del model._forward_pre_hooks[key]
+            model._forward_pre_hooks_with_kwargs.pop(key, None)
+
+    def forget(self) -> None:
+        """Keep nothing any more."""
+        model = None if self._model is None else self._model()
+        if model is not None:
+            self._leave(model)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_FirstCall":
+        return _FirstCall()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _FirstCall, ()
+
+
+class _Reading:
+    """What was read of a network: whether its output depends on its input can be asked again when weights changed."""
+
+    def __init__(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._model, self._inputs = model, inputs
+        self._root, self._graph, self._notes = traced(model, len(inputs))
+        self._facts, self._outputs = self._read()
+
+    def _read(self) -> tuple[Facts, list[Value]]:
+        with evaluating(self._model):
+            reader = Reader(self._root, Facts(), True, self._root is not self._model, {})
+            outputs, _ = reader.follow(self._graph, mapped(self._inputs, Tensor.clone))
+        return reader.facts, outputs
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything in the network was followed."""
+        return not self._notes and not self._facts.notes
+
+    def dead(self) -> bool:
+        if self._facts.repeatable:
+            self._facts.again(self._outputs)
+        else:
+            self._facts, self._outputs = self._read()
+        return dead(self._outputs)
+
+
 class LastPath:
     """The groups that keep ``model`` alive, by the name of their parameter and their number in it.
 
@@ -54,11 +126,39 @@ class LastPath:
         self.held = False
         self._indexed: dict[str, list[int]] | None = None
         self._places: list[tuple[Target, tuple[Any, ...]]] = []
+        self._first_call = _FirstCall(model) if self.targets else _FirstCall()
+        self._reading: _Reading | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_first_call": self._first_call.inputs, "_reading": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._watch(state["_first_call"])
+
+    def _watch(self, inputs: tuple[Any, ...] | None) -> None:
+        """Read the network on ``inputs``, or on those of its next call."""
+        self._first_call = _FirstCall(self.model) if inputs is None and self.targets else _FirstCall()
+        self._first_call.inputs = inputs
+
+    def _read(self) -> _Reading | None:
+        """What there is to read; None if there was no call yet, or if the network cannot be followed."""
+        inputs = self._first_call.inputs
+        if self._reading is None and inputs is not None:
+            for some in (mapped(inputs, lambda t: t[:1] if t.dim() else t), inputs):  # one sample tells as much as all
+                with suppress(Exception):  # whatever a network of somebody's own does
+                    self._reading = _Reading(self.model, some)
+                    return self._reading
+            self._first_call.inputs = None  # and it is not tried again
+        return self._reading
 
     def follow(self, before: "LastPath", selected: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
         """Go on with the path that was found ``before`` the network was made smaller, if all of it is still there:
         ``selected`` has, by name, what became of tensors of the shape of each parameter that changed."""
         self.held = before.held
+        for call in (before._first_call, self._first_call):
+            call.forget()
+        self._watch(before._first_call.inputs)
         groups: dict[str, list[int]] = {}
         for name, numbers in (before.groups or {}).items():
             groups[name] = numbers
@@ -73,10 +173,11 @@ class LastPath:
         self.groups = None if before.groups is None else groups
 
     def alive(self) -> bool:
-        dead = liveness(self.model).dead
-        if dead is None:  # cannot be traced: then no layer may lose all it has
-            return all(bool(_groups(target).any()) for target in self.targets.values())
-        return not dead
+        reading = self._read()
+        if reading is not None:
+            with suppress(QuernError):  # with other weights it may be a network that cannot be followed
+                return not reading.dead()
+        return all(bool(_groups(target).any()) for target in self.targets.values())  # no layer may lose all it has
 
     def look(self, ahead: Ahead) -> None:
         """Find the groups that are left when all that can go is gone, going ``ahead`` as the penalty would."""
@@ -128,7 +229,8 @@ class LastPath:
             for p, value in zip(target.parameters, before, strict=True):
                 p[index] = torch.where(gone, value, p[index])
         if first:  # from now on no more than it takes
-            if not liveness(self.model).notes:  # where not all was followed, more groups are safer than few
+            reading = self._read()
+            if reading is not None and reading.complete:  # where not all was followed, more are safer than few
                 self._thin_out()
             for target, values_after in shrunk:
                 index = (..., *_places(target, (self.groups or {})[target.names[0]]))
@@ -175,11 +277,11 @@ class LastPath:
         """Plain values, so that a training that is resumed keeps the same path."""
         return {"groups": self.groups, "held": self.held}
 
-    def restore(self, found: dict[str, Any]) -> None:
+    def restore(self, path: dict[str, Any]) -> None:
         """The reverse of :meth:`to_dict`; ValueError if the path is of another network."""
-        for name, numbers in (found["groups"] or {}).items():
+        for name, numbers in (path["groups"] or {}).items():
             if name not in self.targets:
                 raise ValueError(f"{name} is not penalised, so there is no path through it")
             if any(not 0 <= n < _groups(self.targets[name]).numel() for n in numbers):
                 raise ValueError(f"the path leads through more of {name} than there is")
-        self.groups, self.held = found["groups"], found["held"]
+        self.groups, self.held = path["groups"], path["held"]

@@ -270,7 +270,7 @@ class _Run:
         self.crew.equalize_buffers(self.model)
         val_loss, val_accuracy = evaluate(self.model, self.source.val(), self.crew)
         self._check_health(epoch)
-        found = measure(self.model, tol=settings.tol).within(self.whole)
+        found = measure(self.model, self.example, settings.tol).within(self.whole)
         line = {
             "epoch": epoch + 1,
             "phase": phase,

@@ -13,7 +13,7 @@ from quern import nn as qnn
 from quern.errors import ExportError
 from quern.graph import plain
 from quern.graph.facts import Value
-from quern.graph.functions import FunctionRules
+from quern.graph.functions import FunctionRules, values_of
 from quern.graph.layer_plan import LayerPlan
 from quern.graph.layers.bases import nonzero
 from quern.graph.spec import Call, Select, Spec, Writer, register, spec_of, take
@@ -39,9 +39,8 @@ class Attention(Spec):
         values = dict(zip(names, known[0], strict=False)) | {k: v for k, v in known[1].items() if k in names}
         tensors = dict(zip(names, given[0], strict=False)) | {k: v for k, v in given[1].items() if k in names}
         masks = [m for m in (*given[0][3:], *(v for k, v in given[1].items() if "mask" in k)) if isinstance(m, Tensor)]
-        facts.whole(
-            *(m for m in (*known[0][3:], *(v for k, v in known[1].items() if "mask" in k)) if isinstance(m, Value))
-        )
+        of_masks = values_of((known[0][3:], [v for k, v in known[1].items() if "mask" in k]))
+        facts.whole(*of_masks)
         weights_used = weights_used and out[1] is not None
         projections = {"query": layer.q_proj, "key": layer.k_proj, "value": layer.v_proj}
         wide = layer.out_proj.weight.shape[2]
@@ -67,7 +66,7 @@ class Attention(Spec):
         mixed.live = v.live | v.pushing
         if layer.bias_v is not None:
             mixed.live = mixed.live | _edges(layer.bias_v)
-        mixed.heard = mixed.live & (v.heard | q.heard.any() | k.heard.any())
+        mixed.heard = mixed.live & (v.heard | q.heard.any() | k.heard.any() | bool(of_masks))
         mixed.constant = torch.zeros(wide, 4, dtype=layer.out_proj.weight.dtype)
         mixed.needed = torch.zeros(wide, dtype=torch.bool)
         facts.values.append(mixed)

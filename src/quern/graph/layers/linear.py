@@ -130,7 +130,7 @@ class Linear(OneToOne):
         numbers[:, columns] = torch.tensor([q for _, q in plan.constants], dtype=torch.float64).T
         looks = torch.ones(numbers.shape[1], dtype=torch.bool)
         looks[columns] = False
-        pushed = self._pushed(layer, numbers)
+        pushed = self.pushed(layer, numbers)
         if self.components == 4 and self.pads(layer):
             add_parameter(layer, "constant", pushed.unsqueeze(2), layer.weight)
         else:
@@ -146,7 +146,7 @@ class Linear(OneToOne):
         ones = [1] * len(getattr(layer, "kernel_size", ()))
         return columns.unflatten(1, (groups, -1))[:, rows].unflatten(2, (-1, *ones)).to(layer.weight.device)
 
-    def _pushed(self, layer: Any, numbers: Tensor) -> Tensor:
+    def pushed(self, layer: Any, numbers: Tensor) -> Tensor:
         """What inputs that are constantly ``numbers (components, in)`` add: ``(components, out, *kernel)``."""
         weight, numbers = self.seen(layer)(layer.weight.double()), self._by_row(layer, numbers)
         return (hamilton(weight, numbers) if self.components == 4 else weight * numbers).sum(2)
@@ -187,7 +187,7 @@ class Linear(OneToOne):
             components = dict(zip(getattr(layer, "input_parts", "r"), shift.view(self.parts(layer), -1), strict=True))
             nothing = torch.zeros_like(components[next(iter(components))])
             numbers = torch.stack([components.get(part, nothing) for part in UNITS[: self.components]])
-            total = _over_kernel(self._pushed(layer, numbers)).flatten()
+            total = _over_kernel(self.pushed(layer, numbers)).flatten()
             if layer.bias is not None:
                 total = total + layer.bias.double().flatten()
             weight = self.seen(layer)(layer.weight.double())

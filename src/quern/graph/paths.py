@@ -1,11 +1,11 @@
-"""Which layers end in batch normalisations, which take away what is constant."""
+"""What can be said of the paths through a network without running it."""
 
 from torch import fx, nn
 
 from quern.errors import TraceError
 from quern.graph.operations import operation
 from quern.graph.spec import spec_of
-from quern.graph.trace import Tracer, trace
+from quern.graph.trace import Tracer, trace, traced
 
 
 def has_rows(layer: nn.Module) -> bool:
@@ -52,3 +52,28 @@ def _ends(root: nn.Module, node: fx.Node) -> set[str] | None:
             return None
         ends |= beyond
     return ends
+
+
+def is_cut(model: nn.Module) -> bool:
+    """Whether every path from an input to an output leads through a layer whose weights, or scales, are all zero. Then
+    the network is dead; one that is not cut may be dead too. False where it cannot be traced."""
+    try:
+        root, graph, _ = traced(model)
+    except TraceError:
+        return False
+    reached: set[fx.Node] = set()
+    for node in graph.nodes:
+        inputs = node.all_input_nodes
+        blocked = node.op == "call_module" and len(inputs) == 1 and _blocks(root.get_submodule(str(node.target)))
+        if node.op == "placeholder" or (not blocked and not reached.isdisjoint(inputs)):
+            reached.add(node)
+    return next(reversed(graph.nodes)) not in reached
+
+
+def _blocks(layer: nn.Module) -> bool:
+    spec = spec_of(layer)
+    for names in (spec.weights(layer), spec.scales(layer)):
+        tensors = [t for t in (getattr(layer, name) for name in names) if t is not None]
+        if tensors and not any(bool((t != 0).any()) for t in tensors):
+            return getattr(layer, "constant", None) is None
+    return False
