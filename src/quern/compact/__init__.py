@@ -28,7 +28,7 @@ from quern.compact import _narrow
 from quern.compact._census import Census, Counted
 from quern.compact._facts import Record, Value
 from quern.compact._plan import DEAD, Kept, LayerPlan, Plan
-from quern.compact._rules import read, remembering
+from quern.compact._rules import Memory, read, remembering
 from quern.compact.folding import fold
 from quern.errors import CompactionError, DeadNetworkWarning, NotFiniteWarning
 from quern.graph import REAL_CONVOLUTIONS, WITH_NEURONS, Example, check_traceable, inputs_of, mapped
@@ -37,6 +37,7 @@ from quern.nn.bases import QBatchNorm, QRecurrent
 
 __all__ = ["Census", "Counted", "Kept", "LayerPlan", "Plan", "census", "compact", "compact_", "fold", "is_dead", "plan"]
 
+_LARGE = 1 << 20  # parameters: from here on running the network, not reading it, is what takes the time of a plan
 NOT_FINITE = "what the network gives for the example is not finite everywhere, so look for NaN or inf in its weights"
 
 
@@ -61,14 +62,20 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
         raise CompactionError("the example input is empty: what is constant is read off it.")
     # Two networks are judged: a copy in float64, where a mistake stands out from rounding, and the network itself,
     # which may be too coarse for that. What they give now, before anything is removed, is what they must give then.
-    own, wanted, memory = _try(network, inputs), None, {}
-    wide, wide_inputs = _in_float64(network, types), mapped(inputs, _widened)
+    wanted, memory = None, {}
+    with remembering(network) as own_memory:
+        own = _try(network, inputs)
     half = any(torch.finfo(dtype).bits < 32 for dtype in types)
+    if own is not None and not half and _counts(network)[0] > _LARGE:
+        unchanged = _nothing_to_remove(network, inputs, own, own_memory, keep_unknown, tol)
+        if unchanged is not None:
+            return unchanged
+    wide, wide_inputs = _in_float64(network, types), mapped(inputs, _widened)
     if wide is not None and (own is not None or half):  # not every machine computes everything in 16 bits
         with remembering(wide) as memory:
             wanted = _try(wide, wide_inputs)
     if wide is None or wanted is None:  # its forward insists on a type, or does not take the example
-        wide, wide_inputs, wanted, own = network, inputs, own, None
+        wide, wide_inputs, wanted, own, memory = network, inputs, own, None, own_memory
     facts, outputs, traced = read(wide, mapped(wide_inputs, Tensor.clone), keep_unknown, _largest(network), memory)
     kept = facts.settle()
     layers = {}
@@ -108,6 +115,27 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
                 f"are too coarse ({names}), so compact it in float32 and change the type then."
             )
     return replace(found, parameters=(before[0], after[0]), neurons=(before[1], after[1]))
+
+
+def _nothing_to_remove(
+    network: nn.Module, inputs: tuple[Any, ...], outputs: list[Tensor], memory: Memory, keep_unknown: bool, tol: float
+) -> Plan | None:
+    """The plan of a network that keeps all it has, found without a copy in float64; None if something may go, or if the
+    network is to be looked at more closely."""
+    try:
+        facts, values, traced = read(network, mapped(inputs, Tensor.clone), keep_unknown, _largest(network), memory)
+    except CompactionError:
+        return None
+    kept = facts.settle()
+    if any(_layer_plan(record, kept).changes for record in facts.records.values()):
+        return None
+    if not all(bool(t.isfinite().all()) for t in outputs) or not _close(
+        outputs, _tensors(traced), facts.coarsest, facts.largest
+    ):
+        return None
+    parameters, neurons = _counts(network)
+    notes = tuple(dict.fromkeys(facts.notes))
+    return Plan({}, tol, (parameters, parameters), (neurons, neurons), _dead(values), notes)
 
 
 @torch.inference_mode(False)
