@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from quern import models
 from quern import nn as qnn
+from quern.graph import quaternion_shifts, quaternion_weights
 from quern.optim import ProximalAdam, ProximalSGD
 from quern.penalties import L1, L2, RQ, RQL, GammaL1, Penalty, shrink_
 
@@ -258,8 +259,8 @@ def test_every_quaternion_layer_is_covered() -> None:
     assert covered == wanted
     shifts = ["0.bias", "1.bias", "2.bias_ih_l0", "2.bias_hh_l0", "2.bias_ih_l0_reverse", "2.bias_hh_l0_reverse"]
     shifts += ["4.bias_k", "4.bias_v", *(f"4.{n}_proj.bias" for n in ("q", "k", "v", "out")), "5.bias", "6.bias"]
-    assert list(qnn.quaternion_shifts(net)) == shifts
-    assert all(p.shape[0] == 4 for p in (*qnn.quaternion_weights(net).values(), *qnn.quaternion_shifts(net).values()))
+    assert list(quaternion_shifts(net)) == shifts
+    assert all(p.shape[0] == 4 for p in (*quaternion_weights(net).values(), *quaternion_shifts(net).values()))
 
 
 def test_one_lambda_means_the_same_on_any_network() -> None:

@@ -17,35 +17,68 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as TF
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate, map_arg
 
 from quern import functional as F
 from quern import nn as qnn
 from quern.errors import TraceError
-from quern.graph import (
-    APART_FUNCTIONS,
-    APART_METHODS,
-    APART_MODULES,
-    JOINING,
-    JOINING_METHODS,
-    OF_QUATERNIONS,
-    POOL_FUNCTIONS,
-    POOLS,
-    REAL_CONVOLUTIONS,
-    REAL_NORMS,
-    REDUCING_METHODS,
-    REDUCTIONS,
-    SIZE_METHODS,
-    SIZES,
-    WITH_NEURONS,
-    Tracer,
-    convolution_edges,
-    trace,
-)
+from quern.graph.trace import Tracer, trace
 from quern.nn.bases import QBatchNorm, QConvolution, QRecurrent
 
 __all__ = ["Liveness", "liveness"]
+
+REAL_CONVOLUTIONS = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
+# Modules and functions that keep channels apart: each output channel depends on the same input channel alone.
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, qnn.QDropout, qnn.QDropout2d)
+APART_MODULES = (
+    *(nn.Identity, *DROPOUTS),
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid),
+    *(nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softplus, nn.Softsign, nn.Tanhshrink, nn.LogSigmoid),
+)
+QUATERNION_POOLS = {qnn.QMaxPool1d: (1,), qnn.QMaxPool2d: (2,), qnn.QMaxPool3d: (3,)}
+POOLS: dict[type[nn.Module], tuple[int, ...]] = {
+    **{
+        getattr(nn, f"{kind}Pool{n}d"): (n,) for kind in ("Max", "Avg", "AdaptiveAvg", "AdaptiveMax") for n in (1, 2, 3)
+    },
+    **QUATERNION_POOLS,
+    nn.Upsample: (1, 2, 3),
+}
+REAL_NORMS = {nn.BatchNorm1d: (0, 1), nn.BatchNorm2d: (2,), nn.BatchNorm3d: (3,)}
+BATCH_NORMS = (*REAL_NORMS, QBatchNorm, qnn.QWhiteningBatchNorm2d)
+WITH_NEURONS = (qnn.QLinear, QConvolution, qnn.QEmbedding, QRecurrent)
+OF_QUATERNIONS = (QBatchNorm, qnn.QWhiteningBatchNorm2d, qnn.QModReLU, qnn.Modulus, *QUATERNION_POOLS)
+ACTIVATIONS = ("relu", "tanh", "sigmoid", "gelu", "silu", "elu", "selu", "leaky_relu", "relu6", "hardtanh", "softplus")
+APART_FUNCTIONS = {
+    *(getattr(TF, name) for name in (*ACTIVATIONS, "dropout", "dropout1d", "dropout2d", "dropout3d")),
+    *(torch.relu, torch.tanh, torch.sigmoid, operator.neg, torch.neg, F.dropout),
+}
+POOL_FUNCTIONS = {
+    getattr(TF, f"{kind}_pool{n}d"): (n,) for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for n in (1, 2, 3)
+}
+APART_METHODS = {"relu", "tanh", "sigmoid", "contiguous", "clone", "detach", "float", "double", "half", "to", "neg"}
+JOINING = {operator.add, operator.iadd, operator.sub, operator.mul, operator.imul, operator.truediv}
+JOINING |= {torch.add, torch.sub, torch.mul, torch.div}
+JOINING_METHODS = {"add", "add_", "sub", "mul", "mul_", "div"}
+SIZES = {"shape", "ndim", "dtype", "device"}
+SIZE_METHODS = {"size", "dim", "numel"}
+REDUCTIONS = {torch.mean, torch.sum, torch.amax, torch.amin}
+REDUCING_METHODS = {"mean", "sum", "amax", "amin"}
+
+
+def convolution_edges(layer: Any, some: Tensor) -> Tensor:
+    """``(outputs, inputs)`` of a convolution, both over all groups, where ``some``, of the shape of its weight, is
+    True: quaternions, or channels of a real one."""
+    if isinstance(layer, QConvolution):
+        some = some.any(0)
+    elif layer.transposed:  # (in, out/groups, ...)
+        some = torch.cat([part.transpose(0, 1) for part in some.chunk(layer.groups)])
+    some = some.flatten(2).any(2)
+    return some if layer.groups == 1 else torch.block_diag(*some.chunk(layer.groups)).bool()
 
 
 @dataclass(frozen=True)

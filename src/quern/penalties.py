@@ -30,8 +30,7 @@ from typing import Any, SupportsFloat
 import torch
 from torch import Tensor, nn
 
-from quern.graph import check_module
-from quern.nn import batch_norms, quaternion_weights
+from quern.graph import batch_norms, check_module, quaternion_weights
 from quern.records import Term, Terms
 
 __all__ = ["L1", "L2", "RQ", "RQL", "GammaL1", "Penalty", "Target", "shrink_"]

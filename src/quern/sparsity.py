@@ -7,17 +7,14 @@ network (:mod:`quern.liveness`). Biases count as parameters but not as weights.
 """
 
 import math
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from quern import nn as qnn
-from quern.graph import REAL_CONVOLUTIONS, check_module, inputs_of
+from quern.graph import check_module, inputs_of, quaternion_weights, spec_of
 from quern.liveness import liveness
-from quern.nn.bases import QConvolution, QRecurrent
 from quern.records import LayerSparsity, Sparsity
 
 __all__ = ["LayerSparsity", "Sparsity", "measure", "work"]
@@ -37,9 +34,9 @@ def measure(model: nn.Module, example_input: Tensor | tuple[Any, ...] | None = N
     found = liveness(model, tol)
     layers, seen = [], set()
     for name, layer in model.named_modules():
-        if not isinstance(layer, (qnn.QLinear, QConvolution, qnn.QEmbedding, QRecurrent)):
+        if not spec_of(layer).neurons(layer):
             continue
-        weights = [w for w in qnn.quaternion_weights(layer).values() if id(w) not in seen]
+        weights = [w for w in quaternion_weights(layer).values() if id(w) not in seen]
         seen.update(map(id, weights))
         zero = [w.abs() <= tol for w in weights]
         # Squares of tiny numbers are zero even in float64: for tol = 0 the components say it.
@@ -78,39 +75,18 @@ def _nonzero(t: Tensor, tol: float) -> int:
 
 def work(model: nn.Module, example_input: Tensor | tuple[Any, ...], tol: float = 0.0) -> dict[str, tuple[int, int]]:
     """Real multiply-adds of every weighted layer by name, with and without zeros, for one sample."""
-    found: dict[str, tuple[int, int]] = {}
+    done: dict[str, tuple[int, int]] = {}
     args = inputs_of(model, example_input)
     batch = max(1, next((a.shape[0] for a in args if isinstance(a, Tensor)), 1))
 
-    def count(name: str, weights: Iterable[Tensor], uses: int, per_number: int) -> None:
-        weights = list(weights)
-        here = per_number * uses * sum(w.numel() for w in weights) // batch
-        left = per_number * uses * sum(_nonzero(w, tol) for w in weights) // batch
-        before = found.get(name, (0, 0))
-        found[name] = (before[0] + here, before[1] + left)
-
-    def after(name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        input = args[0] if args else kwargs["input"]
-        if isinstance(layer, QRecurrent):
-            data = input.data if isinstance(input, nn.utils.rnn.PackedSequence) else input
-            count(name, qnn.quaternion_weights(layer).values(), data.numel() // data.shape[-1], 4)
-        elif isinstance(layer, qnn.QLinear):
-            count(name, [layer.weight], output.numel() // output.shape[-1], len(layer.input_parts))
-        elif isinstance(layer, nn.Linear):
-            count(name, [layer.weight], output.numel() // output.shape[-1], 1)
-        elif isinstance(layer, (QConvolution, *REAL_CONVOLUTIONS)):
-            side = input if layer.transposed else output  # where every number of the weight is used once
-            batched = side.dim() == len(layer.kernel_size) + 2
-            positions = math.prod(side.shape[2 if batched else 1 :]) * (side.shape[0] if batched else 1)
-            parts = len(layer.input_parts) if isinstance(layer, QConvolution) else 1
-            count(name, [layer.weight], positions, parts)
-            if isinstance(layer, QConvolution) and layer.constant is not None:  # once for all of a batch
-                count(name, [layer.constant], positions, 1)
+    def count(name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        for weight, uses, products in spec_of(layer).work(layer, args, kwargs, output):
+            here, left = (products * uses * n // batch for n in (weight.numel(), _nonzero(weight, tol)))
+            before = done.get(name, (0, 0))
+            done[name] = (before[0] + here, before[1] + left)
 
     handles = [
-        layer.register_forward_hook(partial(after, name), with_kwargs=True)
-        for name, layer in model.named_modules()
-        if isinstance(layer, (QRecurrent, qnn.QLinear, nn.Linear, QConvolution, *REAL_CONVOLUTIONS))
+        layer.register_forward_hook(partial(count, name), with_kwargs=True) for name, layer in model.named_modules()
     ]
     modes = {layer: layer.training for layer in model.modules()}
     try:
@@ -121,4 +97,4 @@ def work(model: nn.Module, example_input: Tensor | tuple[Any, ...], tol: float =
             handle.remove()
         for layer, training in modes.items():
             layer.train(training)  # the outer ones first, so that each ends as it was
-    return found
+    return done

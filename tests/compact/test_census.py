@@ -16,6 +16,7 @@ from torch import nn
 from quern import io, models
 from quern import nn as qnn
 from quern.compact import census, compact, plan
+from quern.graph import batch_norms, quaternion_weights
 from quern.io.tensorfile import TYPES, file_size, head_of, kinds_of, write_tensors
 from tests.networks import draw, random_values, random_zeros
 
@@ -26,14 +27,14 @@ def with_zeros(model: nn.Module, rng: random.Random, share: float) -> None:
     """Some γ, with their β or without, and some weights of each layer become zero."""
     generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
     with torch.no_grad():
-        for norm in qnn.batch_norms(model).values():
+        for norm in batch_norms(model).values():
             assert norm.weight is not None
             assert norm.bias is not None
             gone = torch.rand(norm.weight.shape, generator=generator) < share
             norm.weight[gone] = 0
             if rng.random() < 0.5:
                 norm.bias[:, gone] = 0
-        for weight in qnn.quaternion_weights(model).values():
+        for weight in quaternion_weights(model).values():
             if rng.random() < 0.3:
                 weight[:, torch.rand(weight.shape[1], generator=generator) < share] = 0
 

@@ -14,8 +14,8 @@ from quern import compact as package
 from quern import models
 from quern import nn as qnn
 from quern.compact import _floating, _in_float64, plan
-from quern.compact._rules import read, remembering
 from quern.errors import CompactionError
+from quern.graph.reader import read, remembering
 from tests.networks import cloned, draw, kill, numbers, tensors_of
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from quern import nn as qnn
-from quern.graph import norms_behind
+from quern.graph import quaternion_weights
+from quern.graph.norms import norms_behind
 from quern.optim import ProximalAdam, ProximalSGD, freeze_zeros
 from quern.penalties import RQ
 
@@ -190,6 +191,6 @@ def test_an_average_begun_while_healing_has_the_zeros_and_the_same_eval_mode() -
         optimizer.register_step_post_hook(lambda *_: average.update_parameters(net))
         train(net, optimizer, 150)
     averaged: Any = average.module
-    for name, weight in qnn.quaternion_weights(net).items():
+    for name, weight in quaternion_weights(net).items():
         assert torch.equal(averaged.get_parameter(name) == 0, weight == 0)
     assert difference(averaged) < 1e-3

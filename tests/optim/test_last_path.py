@@ -17,6 +17,7 @@ from quern import models
 from quern import nn as qnn
 from quern.compact import compact, compact_, plan
 from quern.errors import LastPathWarning
+from quern.graph import quaternion_weights
 from quern.liveness import liveness
 from quern.optim import ProximalAdam, ProximalSGD, ramp
 from quern.penalties import L1, L2, RQ, RQL, GammaL1, Penalty
@@ -110,7 +111,7 @@ def test_random_networks_live(seed: int, kind: str) -> None:
     drawn = draw(random.Random(seed))
     net = random_values(drawn.model).train()
     inputs = drawn.inputs[0]
-    assume(qnn.quaternion_weights(net) and not liveness(net).notes)  # which say what was not followed
+    assume(quaternion_weights(net) and not liveness(net).notes)  # which say what was not followed
     # A product with a gate that is constantly zero is dead, which compaction alone knows.
     assume(not any("squeeze" in name for name, _ in net.named_modules()))
     assume(not plan(net, inputs, keep_unknown=True).dead)
@@ -160,7 +161,7 @@ def test_in_a_network_that_cannot_be_traced_each_layer_keeps_something() -> None
     net = Branching()
     with pytest.warns(LastPathWarning):
         descend(net, ProximalAdam(net, RQ(1e6), lr=5e-3), 5)
-    for weight in qnn.quaternion_weights(net).values():
+    for weight in quaternion_weights(net).values():
         assert weight.any()
 
 
@@ -172,7 +173,7 @@ def test_what_is_not_on_the_path_goes_by_the_formula() -> None:
         descend(net, optimizer, 1)
     plain = digits("none")
     descend(plain, torch.optim.SGD(plain.parameters(), lr=1e-3), 1)
-    for name, weight in qnn.quaternion_weights(net).items():
+    for name, weight in quaternion_weights(net).items():
         kept = (weight != 0).any(0)
         assert 0 < int(kept.sum()) < kept.numel() / 4
         torch.testing.assert_close(weight[:, kept], plain.get_parameter(name)[:, kept])

@@ -8,7 +8,7 @@ Every value in the network is followed channel by channel: a channel is *constan
 *needed* if some output depends on it. Layers are narrowed to what is needed and not constant. A constant that enters a
 layer becomes part of its bias; next to zero padding it becomes the weight of one more input channel that carries 1,
 which is right at the borders for images of any size. Channels that are added to each other stay or go together. Eval
-mode is what stays the same; :mod:`quern.compact._rules` has the rules.
+mode is what stays the same; :mod:`quern.graph` reads networks.
 """
 
 import copy
@@ -22,18 +22,16 @@ import torch
 from torch import Tensor, nn
 from torch.fx.node import map_aggregate
 
-from quern import nn as qnn
-from quern.algebra import UNITS
-from quern.compact import _narrow
 from quern.compact._census import Census, Counted
-from quern.compact._facts import Record, Value
-from quern.compact._plan import DEAD, Kept, LayerPlan, Plan
-from quern.compact._rules import Memory, read, remembering
+from quern.compact._plan import DEAD, Plan
 from quern.compact.folding import fold
 from quern.errors import CompactionError, DeadNetworkWarning, NotFiniteWarning
-from quern.graph import REAL_CONVOLUTIONS, WITH_NEURONS, Example, check_traceable, inputs_of, mapped
+from quern.graph import Example, Kept, LayerPlan, check_traceable, inputs_of, mapped, spec_of
+from quern.graph.facts import dead
+from quern.graph.listing import neurons, zero_
+from quern.graph.reader import Memory, layer_plan, read, remembering
+from quern.graph.spec import Select
 from quern.models import Recipe, recipe_of, set_recipe
-from quern.nn.bases import QBatchNorm, QRecurrent
 
 __all__ = ["Census", "Counted", "Kept", "LayerPlan", "Plan", "census", "compact", "compact_", "fold", "is_dead", "plan"]
 
@@ -56,7 +54,7 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
         raise ValueError(f"tol is {tol}, but it must be a finite number that is not negative.")
     check_traceable(model)  # before it runs, which would compile what torch.compile made
     network = copy.deepcopy(model).eval()
-    _zero_(network, tol)
+    zero_(network, tol)
     inputs, types = inputs_of(network, example_input), _floating(network)
     if any(t.numel() == 0 for t in _tensors(inputs)):
         raise CompactionError("the example input is empty: what is constant is read off it.")
@@ -80,7 +78,7 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
     kept = facts.settle()
     layers = {}
     for record in facts.records.values():
-        layer = _layer_plan(record, kept)
+        layer = layer_plan(record, kept)
         if layer.changes:
             layers[record.name] = layer
     if wanted is None:
@@ -88,7 +86,7 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
     notes = list(facts.notes)
     if not all(bool(t.isfinite().all()) for t in (*wanted, *(own or ()))):
         notes.append(NOT_FINITE)
-    found = Plan(layers, tol, dead=_dead(outputs), notes=tuple(dict.fromkeys(notes)))
+    found = Plan(layers, tol, dead=dead(outputs), notes=tuple(dict.fromkeys(notes)))
     before = _counts(network)
     if not (network._forward_hooks or network._forward_pre_hooks) and not _close(  # torch.fx does not see those
         wanted, _tensors(traced), facts.coarsest, facts.largest
@@ -127,7 +125,7 @@ def _nothing_to_remove(
     except CompactionError:
         return None
     kept = facts.settle()
-    if any(_layer_plan(record, kept).changes for record in facts.records.values()):
+    if any(layer_plan(record, kept).changes for record in facts.records.values()):
         return None
     if not all(bool(t.isfinite().all()) for t in outputs) or not _close(
         outputs, _tensors(traced), facts.coarsest, facts.largest
@@ -135,7 +133,7 @@ def _nothing_to_remove(
         return None
     parameters, neurons = _counts(network)
     notes = tuple(dict.fromkeys(facts.notes))
-    return Plan({}, tol, (parameters, parameters), (neurons, neurons), _dead(values), notes)
+    return Plan({}, tol, (parameters, parameters), (neurons, neurons), dead(values), notes)
 
 
 @torch.inference_mode(False)
@@ -147,7 +145,7 @@ def is_dead(model: nn.Module, example_input: Example) -> bool:
         _, outputs, _ = read(network, mapped(inputs_of(network, example_input), Tensor.clone), keep_unknown=True)
     except Exception:  # whatever a network of somebody's own does; nothing is known then
         return False
-    return _dead(outputs)
+    return dead(outputs)
 
 
 @torch.inference_mode(False)
@@ -166,7 +164,7 @@ def census(model: nn.Module, example_input: Example) -> Census | None:
     finally:
         for module, mode in modes:
             module.training = mode
-    found = Census(facts, outputs, _counts(model), _layer_plan)
+    found = Census(facts, outputs, _counts(model))
     return found if found.repeatable else None
 
 
@@ -228,21 +226,21 @@ def _apply(
 def _layers(model: nn.Module, found: Plan) -> dict[str, nn.Module]:
     """The layers of ``model`` that the plan changes; an error unless it fits all of them."""
     layers: dict[str, nn.Module] = {}
-    for name, layer_plan in found.layers.items():
+    for name, planned in found.layers.items():
         try:
             layers[name] = model.get_submodule(name)
         except AttributeError:
             raise CompactionError(f"the plan is for a network with a layer {name!r}, which this one has not.") from None
-        _narrow.check(name, layers[name], layer_plan)
+        spec_of(layers[name]).check(name, layers[name], planned)
     return layers
 
 
-def _narrow_layers(model: nn.Module, found: Plan, layers: dict[str, nn.Module]) -> dict[str, _narrow.Select]:
+def _narrow_layers(model: nn.Module, found: Plan, layers: dict[str, nn.Module]) -> dict[str, Select]:
     """Make the layers of ``model`` smaller; what becomes of each parameter, by its name."""
-    _zero_(model, found.tol)
-    selected: dict[str, _narrow.Select] = {}
+    zero_(model, found.tol)
+    selected: dict[str, Select] = {}
     for name, layer in layers.items():
-        chosen = _narrow.narrow_(layer, found.layers[name])
+        chosen = spec_of(layer).narrow(layer, found.layers[name])
         selected |= {f"{name}.{key}".removeprefix("."): select for key, select in chosen.items()}
     return selected
 
@@ -310,10 +308,6 @@ def _smaller(network: nn.Module, found: Plan, inputs: tuple[Any, ...]) -> list[T
         ) from reason
 
 
-def _dead(outputs: Sequence[Value]) -> bool:
-    return bool(outputs) and all(v.followed and not bool(v.heard.any()) for v in outputs)
-
-
 def _floating(network: nn.Module) -> list[torch.dtype]:
     types = {t.dtype for t in (*network.parameters(), *network.buffers()) if t.is_floating_point()}
     return sorted(types, key=str)
@@ -323,70 +317,9 @@ def _largest(network: nn.Module) -> float:
     return min((torch.finfo(dtype).max for dtype in _floating(network)), default=math.inf)
 
 
-def _layer_plan(record: Record, kept: Tensor) -> LayerPlan:
-    layer, value = record.layer, record.calls[0] if record.calls else None
-    parts = _input_parts(record)
-    inputs = outputs = None
-    if record.inputs is not None:
-        mask = kept[record.inputs].repeat(parts)
-        inputs = Kept(len(mask), tuple(mask.nonzero().flatten().tolist()))
-    if record.outputs is not None:
-        inside = kept[record.outputs]
-        outputs = Kept(len(inside), tuple(inside.nonzero().flatten().tolist()))
-    constants: list[tuple[int, tuple[float, ...]]] = []
-    if value is not None and record.inputs is not None:
-        # A constant zero matters too if its channel stays: nobody says that it will still carry zero.
-        chosen = record.absorbed() & (value.pushing | kept[record.inputs])
-        width = len(record.inputs)
-        for n in chosen.nonzero().flatten().tolist():
-            numbers = [float(x) for x in value.constant[n]]
-            if isinstance(layer, WITH_NEURONS):
-                constants.append((n, _narrow.quaternion(numbers, getattr(layer, "input_parts", UNITS))))
-            else:
-                constants += [(n + part * width, (x,)) for part, x in enumerate(numbers)]
-    still = {k: tuple(units.nonzero().flatten().tolist()) for k, units in record.still.items()}
-    still = {k: units for k, units in still.items() if units and _stays(units, outputs)}
-    return LayerPlan(type(layer).__name__, inputs, outputs, tuple(sorted(constants)), still)
-
-
-def _stays(units: Sequence[int], outputs: Kept | None) -> bool:
-    return outputs is not None and bool(set(units) & set(outputs.indices))
-
-
-def _input_parts(record: Record) -> int:
-    """How many of the layer's own channels a unit of its input is: four where a real layer takes quaternions."""
-    have = _narrow.sizes(record.layer)[0]
-    return 1 if have is None or record.inputs is None else have // len(record.inputs)
-
-
-@torch.no_grad()
-def _zero_(model: nn.Module, tol: float) -> None:
-    """Weights up to ``tol`` become zero, and nothing else does.
-
-    Not even subnormal numbers, which take CPUs many times longer: in float16 they begin at 6e-5, where they are weights
-    like any other, and in wider types a large input or a small variance can make them count.
-    """
-    if not tol:
-        return
-    weighted = (*WITH_NEURONS, nn.Linear, *REAL_CONVOLUTIONS, QBatchNorm, qnn.QWhiteningBatchNorm2d)
-    weighted = (*weighted, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    for layer in model.modules():
-        for name, p in layer.named_parameters(recurse=False):
-            if name.startswith("weight") and isinstance(layer, weighted) and not p.is_meta:
-                small = p.abs() <= tol
-                if bool((small & (p != 0)).any()):
-                    p.masked_fill_(small, 0)
-
-
 def _counts(model: nn.Module) -> tuple[int, int]:
     """Parameters, and neurons of quaternion layers."""
-    neurons = 0
-    for layer in model.modules():
-        if isinstance(layer, QRecurrent):
-            neurons += layer.num_layers * (2 if layer.bidirectional else 1) * layer.hidden_size // 4
-        elif isinstance(layer, WITH_NEURONS):
-            neurons += _narrow.sizes(layer)[1] or 0
-    return sum(p.numel() for p in model.parameters()), neurons
+    return sum(p.numel() for p in model.parameters()), neurons(model)
 
 
 def _noise(own: Tensor, exact: Tensor) -> float:
@@ -432,7 +365,7 @@ def _narrow_optimizer(
     optimizer: torch.optim.Optimizer,
     old: dict[str, nn.Parameter],
     model: nn.Module,
-    selected: dict[str, _narrow.Select],
+    selected: dict[str, Select],
 ) -> None:
     """Make ``optimizer`` that of ``model``: groups, and the state of each parameter."""
     new = dict(model.named_parameters())
@@ -478,7 +411,7 @@ def _sibling(name: str, old: dict[str, nn.Parameter]) -> nn.Parameter | None:
     return old.get(f"{name.rpartition('.')[0]}.weight".removeprefix("."))
 
 
-def _narrow_state(value: Any, p: nn.Parameter, new: nn.Parameter, select: _narrow.Select | None) -> Any:
+def _narrow_state(value: Any, p: nn.Parameter, new: nn.Parameter, select: Select | None) -> Any:
     if not isinstance(value, Tensor) or value.dim() == 0 or select is None:
         return value.clone() if isinstance(value, Tensor) else value
     if value.shape == p.shape:

@@ -6,16 +6,16 @@ more than masks are computed. Nothing is tried, so who acts on a count makes a p
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from quern.compact._facts import Facts, Record, Value
-from quern.compact._narrow import shapes, sizes
-from quern.compact._plan import LayerPlan, Plan
-from quern.graph import WITH_NEURONS
+from quern.compact._plan import Plan
+from quern.graph import spec_of
+from quern.graph.facts import Facts, Record, Value, dead
+from quern.graph.reader import layer_plan
 
 
 @dataclass(frozen=True)
@@ -50,28 +50,25 @@ class Census:
     neurons it has. Where ``repeatable`` is False there is something in it that has no such count.
     """
 
-    def __init__(
-        self,
-        facts: Facts,
-        outputs: Sequence[Value],
-        before: tuple[int, int],
-        layer_plan: Callable[[Record, Tensor], LayerPlan],
-    ) -> None:
-        self._facts, self._outputs, self._before, self._layer_plan = facts, outputs, before, layer_plan
+    def __init__(self, facts: Facts, outputs: Sequence[Value], before: tuple[int, int]) -> None:
+        self._facts, self._outputs, self._before = facts, outputs, before
         self._kept = torch.empty(0)
         self._counted: Counted | None = None
         self._changed: list[Record] = []
         records = list(facts.records.values())
-        self.repeatable = facts.repeatable and all(shapes(r.layer, 1, 1, False) is not None for r in records)
+        self.repeatable = facts.repeatable and all(
+            spec_of(r.layer).shapes(r.layer, 1, 1, False) is not None for r in records
+        )
         self._layers: list[_Layer] = []
         ids: list[Tensor] = []
         for record in records if self.repeatable else ():
+            spec = spec_of(record.layer)
             sides: list[tuple[int, int] | None] = []
-            for units, wide in zip((record.inputs, record.outputs), sizes(record.layer), strict=True):
+            for units, wide in zip((record.inputs, record.outputs), spec.sizes(record.layer), strict=True):
                 sides.append(None if units is None or wide is None else (len(ids), wide // len(units)))
                 ids += [] if units is None or wide is None else [units]
-            wide = tuple(0 if side is None else n or 0 for side, n in zip(sides, sizes(record.layer), strict=True))
-            neurons = wide[1] if isinstance(record.layer, WITH_NEURONS) else 0
+            wide = tuple(0 if side is None else n or 0 for side, n in zip(sides, spec.sizes(record.layer), strict=True))
+            neurons = spec.neurons(record.layer)
             counts = (tuple(_terms(record, more, part) for more in (False, True)) for part in (None, "weights"))
             self._layers.append(_Layer(record, wide, tuple(sides), neurons, *counts))
         self._ids = torch.cat(ids) if ids else torch.empty(0, dtype=torch.long)
@@ -86,7 +83,7 @@ class Census:
         assert self.repeatable
         self._facts.again(self._outputs)
         self._kept, self._counted = self._facts.settle(), None
-        if all(v.followed and not bool(v.heard.any()) for v in self._outputs):
+        if dead(self._outputs):
             return None
         units = torch.zeros(len(self._layers) * 2, dtype=torch.long)
         left = units.index_add_(0, self._sides, self._kept[self._ids].long()).tolist()
@@ -116,7 +113,7 @@ class Census:
         """The plan for what was counted last, untried: good for sizes, not for making a network smaller."""
         assert self._counted is not None
         return Plan(
-            {record.name: self._layer_plan(record, self._kept) for record in self._changed},
+            {record.name: layer_plan(record, self._kept) for record in self._changed},
             parameters=(self._before[0], self._counted.parameters),
             neurons=(self._before[1], self._counted.neurons),
             notes=tuple(dict.fromkeys(self._facts.notes)),
@@ -128,9 +125,9 @@ def _terms(record: Record, constants: bool, part: str | None) -> tuple[int, int,
     buffers = dict(record.layer.named_buffers(recurse=False))
 
     def count(ins: int, outs: int) -> int:
-        found = shapes(record.layer, ins, outs, constants) or {}
-        chosen = ("weight", "constant") if part else [name for name in found if name not in buffers]
-        return sum(math.prod(found[name]) for name in chosen if name in found)
+        shapes = spec_of(record.layer).shapes(record.layer, ins, outs, constants) or {}
+        chosen = ("weight", "constant") if part else [name for name in shapes if name not in buffers]
+        return sum(math.prod(shapes[name]) for name in chosen if name in shapes)
 
     none, first, second, both = count(0, 0), count(1, 0), count(0, 1), count(1, 1)
     return both - first - second + none, first - none, second - none, none

@@ -2,28 +2,23 @@
 
 import copy
 import inspect
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as TF
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch.fx.proxy import GraphAppendingTracer
 
-from quern import functional as F
-from quern import nn as qnn
 from quern.compact import warn_dead
-from quern.compact.folding import NOTHING, fold_graph, hooked
+from quern.compact.folding import fold_graph
 from quern.errors import ExportError
-from quern.export import _plain
-from quern.functional.products import block_weight
-from quern.functional.shapes import same_padding, weight_layout
-from quern.graph import Example, Tracer, check_traceable, inputs_of, trace_for
+from quern.graph import Example, check_traceable, inputs_of
+from quern.graph.operations import operation
+from quern.graph.spec import hooked, own_spec
+from quern.graph.trace import Tracer, trace_for
 from quern.liveness import liveness
-from quern.nn.bases import QBatchNorm, QConvolution, QMaxPool, QRecurrent
 
 __all__ = ["to_real"]
 
@@ -119,8 +114,9 @@ class _Writer:
         target: Any = node.target
         if target is operator.getitem and isinstance(args[0], tuple):  # a layer that returns several values
             return args[0][args[1]]
-        if target in _FUNCTIONS:
-            return _FUNCTIONS[target](*args, **kwargs)
+        real = operation(target).real
+        if real is not None:
+            return real(*args, **kwargs)
         if _is_quern(getattr(target, "__module__", None)):
             raise ExportError(
                 f"{node.name} calls quern's function {target.__name__}, which has no real form: use a layer."
@@ -130,11 +126,9 @@ class _Writer:
     def module(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if hooked(module):
             raise ExportError(f"{name} ({type(module).__name__}) has forward hooks, which cannot be followed.")
-        if type(module) in NOTHING:
-            return args[0] if args else next(iter(kwargs.values()))
-        twin = _TWINS.get(type(module))
-        if twin is not None:
-            return twin(self, name, module, *args, **kwargs)
+        spec = own_spec(module)
+        if spec is not None:
+            return spec.to_real(self, name, module, *args, **kwargs)
         if own := next((m for m in module.modules() if _is_quern(type(m).__module__)), None):
             raise ExportError(f"{name} ({type(own).__name__}) has no real form that quern knows.")
         return self.call(name, lambda: module, *args, **kwargs)
@@ -147,270 +141,3 @@ def _is_quern(module: str | None) -> bool:
 def _attribute(source: nn.Module, name: str) -> Any:
     path, _, last = name.rpartition(".")
     return getattr(source.get_submodule(path), last)
-
-
-def _build(kind: Callable[..., Any], *sizes: int, weight: Tensor, bias: Tensor | None, **options: Any) -> nn.Module:
-    """A real layer with these parameters, and no time or random numbers spent on others."""
-    layer = kind(*sizes, bias=bias is not None, device="meta", dtype=weight.dtype, **options)
-    layer.weight = nn.Parameter(weight.detach().clone())  # clone keeps the memory layout
-    if bias is not None:
-        layer.bias = nn.Parameter(bias.detach().clone())
-    return layer
-
-
-# ------------------------------------------------------------------------------------------------- layer by layer
-
-
-def _linear(w: _Writer, name: str, layer: qnn.QLinear, input: Any) -> Any:
-    def build() -> nn.Module:
-        weight = block_weight(layer.weight, layer.input_parts)
-        bias = None if layer.bias is None else layer.bias.flatten()
-        return _build(nn.Linear, layer.in_features, layer.out_features, weight=weight, bias=bias)
-
-    return w.call(name, build, input)
-
-
-_CONVOLUTIONS: dict[type[QConvolution], Any] = {
-    qnn.QConv1d: nn.Conv1d,
-    qnn.QConv2d: nn.Conv2d,
-    qnn.QConv3d: nn.Conv3d,
-    qnn.QConvTranspose1d: nn.ConvTranspose1d,
-    qnn.QConvTranspose2d: nn.ConvTranspose2d,
-    qnn.QConvTranspose3d: nn.ConvTranspose3d,
-}
-
-
-def _convolution(w: _Writer, name: str, layer: QConvolution, input: Any, output_size: Any = None) -> Any:
-    kind, groups = _CONVOLUTIONS[type(layer)], layer.groups
-    options = {name: getattr(layer, name) for name in ("kernel_size", "stride", "dilation", "padding_mode", "padding")}
-    beyond: list[int] = []
-    if layer.transposed:
-        options["output_padding"] = layer.output_padding
-    elif layer.padding == "same" and layer.padding_mode == "zeros":
-        # In numbers, because torch warns where the two sides of the word differ.
-        sides = same_padding(layer.kernel_size, layer.dilation)
-        options["padding"] = tuple(near for near, _ in sides)
-        if any(far > near for near, far in sides):
-            beyond = [more for near, far in reversed(sides) for more in (0, far - near)]
-    more = {} if output_size is None else {"output_size": output_size}
-    layout = weight_layout(layer.weight) or torch.contiguous_format
-
-    def build() -> nn.Module:
-        weight = block_weight(layer.weight, layer.input_parts, groups, layer.transposed, layout)
-        bias = None if layer.bias is None else layer.bias.unflatten(1, (groups, -1)).transpose(0, 1).flatten()
-        return _build(kind, layer.in_channels, layer.out_channels, weight=weight, bias=bias, groups=groups, **options)
-
-    def build_constant() -> nn.Module:
-        assert layer.constant is not None
-        weight = block_weight(layer.constant, "r", 1, layer.transposed, layout)
-        return _build(kind, 1, layer.out_channels, weight=weight, bias=None, **options)
-
-    x = TF.pad(input, beyond) if beyond else input
-    if groups == 1:
-        y = w.call(name, build, x, **more)
-    else:  # a real grouped convolution wants the channels of a group side by side
-        x = _plain.swap_channel_order(x, layer.space, len(layer.input_parts), groups)
-        y = _plain.swap_channel_order(w.call(name, build, x, **more), layer.space, groups, 4)
-    if layer.constant is None:
-        return y
-    sizes = [input.shape[axis] for axis in range(-layer.space, 0)]
-    ones = input.new_ones((1, 1, *sizes))
-    ones = TF.pad(ones, beyond) if beyond else ones
-    return y + w.call(w.beside(name, "constant"), build_constant, ones, **more)
-
-
-_NORMS: dict[type[nn.Module], Any] = {
-    qnn.QBatchNorm1d: nn.BatchNorm1d,
-    qnn.QBatchNorm2d: nn.BatchNorm2d,
-    qnn.QBatchNorm3d: nn.BatchNorm3d,
-}
-
-
-def _batch_norm(w: _Writer, name: str, layer: QBatchNorm, input: Any) -> Any:
-    mean, var = layer.running_mean, layer.running_var
-    if mean is None or var is None:
-        raise ExportError(_no_statistics(name, layer))
-
-    def build() -> nn.Module:
-        affine = layer.weight is not None or layer.bias is not None
-        norm = _NORMS[type(layer)](layer.num_features, layer.eps, affine=affine, device="meta")
-        if affine:
-            scale = torch.ones_like(var) if layer.weight is None else layer.weight
-            shift = torch.zeros_like(mean) if layer.bias is None else layer.bias
-            norm.weight, norm.bias = nn.Parameter(scale.repeat(4)), nn.Parameter(shift.flatten().clone())
-        norm.running_mean, norm.running_var = mean.flatten().clone(), var.repeat(4)
-        norm.num_batches_tracked = layer.num_batches_tracked.clone()
-        return norm
-
-    return w.call(name, build, input)
-
-
-def _no_statistics(name: str, layer: nn.Module) -> str:
-    return f"{name} ({type(layer).__name__}) keeps no running statistics, so what it computes depends on the batch."
-
-
-def _whitening(w: _Writer, name: str, layer: qnn.QWhiteningBatchNorm2d, input: Any) -> Any:
-    """A 1x1 convolution with a diagonal in each of its 4x4 blocks."""
-    if layer.running_mean is None or layer.running_cov is None:
-        raise ExportError(_no_statistics(name, layer))
-    n, like = layer.num_features // 4, layer.running_mean
-
-    def build() -> nn.Module:
-        # What it makes of zero is the shift; what a 1 in one component adds to that, a column of the matrix.
-        units = TF.pad(torch.eye(4).to(like), (0, 0, 1, 0)).repeat_interleave(n, 1)
-        shift, *columns = layer(units.view(5, 4 * n, 1, 1)).flatten(1)
-        blocks = torch.stack(columns).sub(shift).view(4, 4, n).transpose(0, 1)  # (to, from, n)
-        weight = torch.diag_embed(blocks).transpose(1, 2).reshape(4 * n, 4 * n, 1, 1)
-        return _build(nn.Conv2d, 4 * n, 4 * n, weight=weight, bias=shift, kernel_size=1)
-
-    return w.call(name, build, input)
-
-
-def _layer_norm(w: _Writer, name: str, layer: qnn.QLayerNorm, input: Any) -> Any:
-    weight, bias = w.tensor(f"{name}.weight", layer.weight), w.tensor(f"{name}.bias", layer.bias)
-    return _plain.layer_norm(input, layer.normalized_shape, weight, bias, layer.eps)
-
-
-def _max_pool(w: _Writer, name: str, layer: QMaxPool, input: Any) -> Any:  # noqa: ARG001
-    y, indices = _plain.max_pool(
-        input, layer.space, layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode
-    )
-    return (y, indices) if layer.return_indices else y
-
-
-def _mod_relu(w: _Writer, name: str, layer: qnn.QModReLU, input: Any) -> Any:
-    return _plain.mod_relu(input, w.tensor(f"{name}.bias", layer.bias), layer.dim)
-
-
-def _modulus(w: _Writer, name: str, layer: qnn.Modulus, input: Any) -> Any:  # noqa: ARG001
-    return _plain.modulus(input, layer.dim)
-
-
-def _embedding(w: _Writer, name: str, layer: qnn.QEmbedding, input: Any) -> Any:
-    def build() -> nn.Module:
-        table = layer.weight.transpose(0, 1).flatten(1)
-        if layer.max_norm is not None:  # the layer shortens long rows when it meets them
-            length = torch.linalg.vector_norm(table, layer.norm_type, dim=1, keepdim=True)
-            table = table * torch.where(length > layer.max_norm, layer.max_norm / length, 1)
-        return nn.Embedding.from_pretrained(table.clone(), freeze=False, padding_idx=layer.padding_idx)
-
-    return w.call(name, build, input)
-
-
-def _average(input: Any, space: int) -> Any:
-    """Over all positions. Of channels_last values torch's own pooling would be exported as a gathering of strides."""
-    return input.mean(tuple(range(-space, 0)), keepdim=True)
-
-
-def _average_pool(w: _Writer, name: str, layer: Any, input: Any) -> Any:
-    space = _AVERAGES[type(layer)]
-    if layer.output_size in (1, (1,) * space):
-        return _average(input, space)
-    return w.call(name, lambda: layer, input)
-
-
-_AVERAGES: dict[type[nn.Module], int] = {nn.AdaptiveAvgPool1d: 1, nn.AdaptiveAvgPool2d: 2, nn.AdaptiveAvgPool3d: 3}
-
-
-_RECURRENT: dict[type[QRecurrent], Any] = {qnn.QRNN: nn.RNN, qnn.QLSTM: nn.LSTM, qnn.QGRU: nn.GRU}
-
-
-def _recurrent(w: _Writer, name: str, layer: QRecurrent, input: Any, hx: Any = None) -> Any:
-    def build() -> nn.Module:
-        options: dict[str, Any] = {"nonlinearity": layer.nonlinearity} if isinstance(layer, qnn.QRNN) else {}
-        names = ("num_layers", "bias", "batch_first", "bidirectional")
-        options |= {name: getattr(layer, name) for name in names}
-        dtype = layer.weight_ih_l0.dtype
-        real = _RECURRENT[type(layer)](layer.input_size, layer.hidden_size, dtype=dtype, device="meta", **options)
-        for own in layer._names:
-            setattr(real, own, nn.Parameter(layer._real(own).detach().clone()))
-        return real
-
-    found = w.call(name, build, input) if hx is None else w.call(name, build, input, hx)
-    output = found[0]
-    if layer.bidirectional:  # torch joins the directions as they are
-        output = output.unflatten(-1, (2, 4, -1)).transpose(-3, -2).flatten(-3)
-    return output, found[1]
-
-
-def _attention(
-    w: _Writer,
-    name: str,
-    layer: qnn.QMultiheadAttention,
-    query: Any,
-    key: Any,
-    value: Any,
-    key_padding_mask: Any = None,
-    need_weights: bool = True,
-    attn_mask: Any = None,
-    average_attn_weights: bool = True,
-    is_causal: bool = False,  # noqa: ARG001, a hint about the mask
-) -> Any:
-    """With a batch, and without masks except one that belongs to the network: of others the type is not known."""
-    mask = None
-    if attn_mask is not None:
-        mask = w.root.get(attn_mask.node.target) if attn_mask.node.op == "get_attr" else None
-    if key_padding_mask is not None or (attn_mask is not None and mask is None):
-        raise ExportError(f"{name} ({type(layer).__name__}) is called with a mask that is computed or an input.")
-    if not layer.batch_first:
-        query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-    k = _linear(w, f"{name}.k_proj", layer.k_proj, key)
-    v = _linear(w, f"{name}.v_proj", layer.v_proj, value)
-    if mask is not None:
-        if mask.dtype == torch.bool:
-            mask = torch.zeros(mask.shape, dtype=layer.q_proj.weight.dtype).to(mask.device).masked_fill(mask, -math.inf)
-        extra = (layer.bias_k is not None) + layer.add_zero_attn
-        shape = (1, 1) if mask.dim() == 2 else (-1, layer.num_heads)
-        mask = TF.pad(mask.to(layer.q_proj.weight.dtype), (0, extra)).view(*shape, *mask.shape[-2:-1], -1)
-        mask = w.tensor(f"{name}.mask", mask)
-    if layer.bias_k is not None and layer.bias_v is not None:
-        more = [
-            (w.tensor(f"{name}.bias_{n}", t.flatten()), x)
-            for n, t, x in (("k", layer.bias_k, k), ("v", layer.bias_v, v))
-        ]
-        k, v = (torch.cat([x, one.expand(x.shape[0], 1, -1)], 1) for one, x in more)
-    if layer.add_zero_attn:
-        k, v = (TF.pad(x, (0, 0, 0, 1)) for x in (k, v))
-    q = _linear(w, f"{name}.q_proj", layer.q_proj, query)
-    q, k, v = (_plain.heads(x, layer.num_heads) for x in (q, k, v))
-    scores = q @ k.transpose(-1, -2) / math.sqrt(layer.embed_dim // layer.num_heads)
-    weights = (scores if mask is None else scores + mask).softmax(-1)
-    output = _linear(w, f"{name}.out_proj", layer.out_proj, _plain.joined(weights @ v))
-    if not layer.batch_first:
-        output = output.transpose(0, 1)
-    if not need_weights:
-        return output, None
-    return output, weights.mean(1) if average_attn_weights else weights
-
-
-def _dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False, **_: Any) -> Any:  # noqa: ARG001
-    if training and p:
-        raise ExportError(
-            "the network drops quaternions at random, training or not, so it is no function of its input."
-        )
-    return x
-
-
-_TWINS: dict[type[nn.Module], Callable[..., Any]] = {
-    qnn.QLinear: _linear,
-    **dict.fromkeys(_CONVOLUTIONS, _convolution),
-    **dict.fromkeys(_NORMS, _batch_norm),
-    qnn.QWhiteningBatchNorm2d: _whitening,
-    qnn.QLayerNorm: _layer_norm,
-    **dict.fromkeys((qnn.QMaxPool1d, qnn.QMaxPool2d, qnn.QMaxPool3d), _max_pool),
-    qnn.QModReLU: _mod_relu,
-    qnn.Modulus: _modulus,
-    **dict.fromkeys(_AVERAGES, _average_pool),
-    qnn.QEmbedding: _embedding,
-    **dict.fromkeys(_RECURRENT, _recurrent),
-    qnn.QMultiheadAttention: _attention,
-}
-_FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    F.cat: _plain.cat,
-    F.dropout: _dropout,
-    F.encode_gray: _plain.encode_gray,
-    F.encode_rgb: _plain.encode_rgb,
-    F.layer_norm: _plain.layer_norm,
-    F.mod_relu: _plain.mod_relu,
-    F.modulus: _plain.modulus,
-}

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from quern._files import check_target, replacing
 from quern.compact import Plan, last_plan
-from quern.compact._narrow import narrowed_shapes
 from quern.errors import NotFiniteWarning
 from quern.graph import check_module
+from quern.graph.spec import narrowed_shapes
 from quern.io._header import FORMAT, about_of
 from quern.io._structure import compare, network_of, replay, source_of, state_of
 from quern.io._wrong import sentences

@@ -7,7 +7,6 @@ from quern.nn._conv import QConv1d, QConv2d, QConv3d, QConvTranspose1d, QConvTra
 from quern.nn._dropout import QDropout, QDropout2d
 from quern.nn._embedding import QEmbedding
 from quern.nn._linear import QLinear
-from quern.nn._listing import batch_norms, quaternion_shifts, quaternion_weights
 from quern.nn._norm import QBatchNorm1d, QBatchNorm2d, QBatchNorm3d, QLayerNorm, QWhiteningBatchNorm2d
 from quern.nn._pool import QMaxPool1d, QMaxPool2d, QMaxPool3d
 from quern.nn._readout import Modulus, QModReLU
@@ -38,11 +37,8 @@ __all__ = [
     "QModReLU",
     "QMultiheadAttention",
     "QWhiteningBatchNorm2d",
-    "batch_norms",
     "cat",
     "encode_gray",
     "encode_rgb",
     "init",
-    "quaternion_shifts",
-    "quaternion_weights",
 ]

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from quern.errors import LastPathWarning
-from quern.graph import check_module
-from quern.nn import batch_norms, quaternion_shifts, quaternion_weights
+from quern.graph import batch_norms, check_module, quaternion_shifts, quaternion_weights
 from quern.optim._dead_neurons import DeadNeurons
 from quern.optim._last_path import LastPath
 from quern.penalties import Penalty, Target, shrink_

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quern import nn as qnn
-from quern.graph import BATCH_NORMS, norms_behind
-from quern.nn.bases import QConvolution
+from quern.graph import spec_of
+from quern.graph.norms import has_rows, norms_behind
 
 __all__ = ["DeadNeurons"]
 
@@ -40,10 +39,10 @@ class DeadNeurons:
 
     def __init__(self, model: nn.Module) -> None:
         modules = dict(model.named_modules())
-        normed = any(isinstance(layer, BATCH_NORMS) for layer in modules.values())
+        normed = any(spec_of(layer).normalises for layer in modules.values())
         behind = norms_behind(model) if normed else {}
         if behind is None:
-            behind = {name: () for name, layer in modules.items() if isinstance(layer, (qnn.QLinear, QConvolution))}
+            behind = {name: () for name, layer in modules.items() if has_rows(layer)}
         counts: dict[str, int] = {}
         for names in behind.values():
             counts |= {name: counts.get(name, 0) + 1 for name in names}

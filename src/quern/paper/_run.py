@@ -16,7 +16,7 @@ from quern.bench.machine import facts
 from quern.compact import compact, plan
 from quern.data import ImageSet
 from quern.export import to_onnx
-from quern.nn import quaternion_weights
+from quern.graph import quaternion_weights
 from quern.paper._plan import network_of
 from quern.records import Run
 from quern.sparsity import Sparsity, measure

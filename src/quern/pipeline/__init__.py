@@ -36,8 +36,7 @@ from quern.bench.machine import facts
 from quern.data import Images, ImageSet
 from quern.errors import DeadNetworkWarning, Stopped, TrainingError, instead_of
 from quern.export import to_onnx
-from quern.graph import check_module
-from quern.nn import batch_norms, quaternion_weights
+from quern.graph import batch_norms, check_module, quaternion_weights
 from quern.penalties import GammaL1, Penalty
 from quern.pipeline.answers import counted, judged, samples
 from quern.pipeline.steering import Steering, check_possible

@@ -28,7 +28,7 @@ from quern import io
 from quern import nn as qnn
 from quern.compact import Plan, census, compact, plan
 from quern.errors import TrainingError
-from quern.nn import batch_norms
+from quern.graph import batch_norms
 from quern.nn.bases import QBatchNorm, QConvolution
 from quern.penalties import Penalty
 from quern.records import Budget

@@ -104,7 +104,7 @@ class Number:
 
 @dataclass(eq=False)
 class Record:
-    """What was found about one layer, over all its calls. ``edges (outputs, inputs)`` is True where a weight is not
+    """What is known of one layer, over all its calls. ``edges (outputs, inputs)`` is True where a weight is not
     zero; ``absorbs`` says whether the layer can take constant inputs into itself."""
 
     name: str
@@ -196,12 +196,12 @@ class Facts:
         constant = first.reshape(parts, len(ids)).T.cpu().clone()
         heard = live.clone() if heard is None else heard & live
         needed = torch.zeros(len(ids), dtype=torch.bool)
-        found = Value(ids, axis % dims, dims, parts, live.clone(), heard, constant, needed)
-        found.live |= ~constant.isfinite().all(1)  # nothing can be said of what is not a number
+        out = Value(ids, axis % dims, dims, parts, live.clone(), heard, constant, needed)
+        out.live |= ~constant.isfinite().all(1)  # nothing can be said of what is not a number
         if tensor.is_floating_point():
-            found.live |= (constant.abs() > self.largest_constant).any(1)  # nor could a bias hold it
-        if tensor.is_floating_point() and not found.live.all():
-            still = (~found.live).nonzero().flatten().to(tensor.device)
+            out.live |= (constant.abs() > self.largest_constant).any(1)  # nor could a bias hold it
+        if tensor.is_floating_point() and not out.live.all():
+            still = (~out.live).nonzero().flatten().to(tensor.device)
             low, high = (units.index_select(1, still) - first.index_select(1, still)).aminmax()
             rounding = 1e3 * torch.finfo(tensor.dtype).eps * (1 + magnitude(tensor))
             if not (-rounding <= float(low) and float(high) <= rounding):
@@ -209,8 +209,8 @@ class Facts:
                     f"{name} was taken to give constants, but does not: this is a mistake of quern, "
                     "or the network does not give the same output for the same input."
                 )
-        self.values.append(found)
-        return found
+        self.values.append(out)
+        return out
 
     def followed(self, value: Value, tensor: Tensor, axis: int, parts: int) -> Value:
         """``value`` seen as units of ``parts`` along ``axis``. Where it is followed differently, or not at all, these
@@ -224,12 +224,12 @@ class Facts:
         self.whole(value)
         ids = self.fresh(size)
         self.pin(ids)
-        found = Value(ids, axis, tensor.dim(), parts)
-        found.live = torch.ones(size, dtype=torch.bool)
-        found.heard = torch.full((size,), not value.followed or bool(value.heard.any()))
-        found.constant = torch.zeros(size, parts, dtype=tensor.dtype)
-        found.needed = torch.zeros(size, dtype=torch.bool)
-        return found
+        out = Value(ids, axis, tensor.dim(), parts)
+        out.live = torch.ones(size, dtype=torch.bool)
+        out.heard = torch.full((size,), not value.followed or bool(value.heard.any()))
+        out.constant = torch.zeros(size, parts, dtype=tensor.dtype)
+        out.needed = torch.zeros(size, dtype=torch.bool)
+        return out
 
     def whole(self, *values: Value) -> None:
         """All of these values is kept, and used."""
@@ -527,6 +527,11 @@ class _Places:
     sides: Tensor
     firsts: Tensor
     grouped: list[tuple[Tensor, Tensor]]
+
+
+def dead(outputs: Sequence[Value]) -> bool:
+    """Whether none of a network's outputs depends on an input."""
+    return bool(outputs) and all(value.followed and not bool(value.heard.any()) for value in outputs)
 
 
 def magnitude(tensor: Tensor) -> float:

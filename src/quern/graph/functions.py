@@ -1,52 +1,31 @@
 """What functions and methods do to the units of a value: sums, products, views, reductions."""
 
-import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as TF
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
 from quern import functional as F
-from quern.compact._facts import Facts, Number, Value
 from quern.errors import NoRuleError
-from quern.graph import (
-    APART_FUNCTIONS,
-    APART_METHODS,
-    JOINING,
-    JOINING_METHODS,
-    POOL_FUNCTIONS,
-    REDUCING_METHODS,
-    REDUCTIONS,
-    SIZE_METHODS,
-)
+from quern.graph.facts import Facts, Number, Value
+from quern.graph.operations import operation
 
-_APART_IN_PLACE = {torch.relu_, torch.tanh_, torch.sigmoid_, "relu_", "tanh_", "sigmoid_"}
-_SUMS = {operator.add, operator.iadd, torch.add, "add", "add_"}
-_PRODUCTS = {operator.mul, operator.imul, torch.mul, "mul", "mul_"}
-_VIEWS = {"view", "reshape", torch.reshape}
-_AVERAGE_FUNCTIONS = {TF.avg_pool1d, TF.avg_pool2d, TF.avg_pool3d}
-_PROPORTIONAL = {operator.mul, math.prod, "numel"}  # of sizes
-_AXES_OF_ONE = {"unsqueeze", "squeeze", torch.unsqueeze, torch.squeeze}
-_BY_AXIS = {F.modulus, torch.flatten, "flatten", *_AXES_OF_ONE, *REDUCTIONS, *REDUCING_METHODS}
 _KINDS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
-_TRANSPOSITIONS = {torch.permute, torch.transpose, torch.movedim, torch.swapaxes, "permute", "transpose"}
-_TRANSPOSITIONS |= {"movedim", "swapaxes", "mT", "t"}
 
 
 def values_of(args: Any) -> list[Value]:
-    found: list[Value] = []
-    map_aggregate(args, lambda a: found.append(a) if isinstance(a, Value) else None)
-    return found
+    values: list[Value] = []
+    map_aggregate(args, lambda a: values.append(a) if isinstance(a, Value) else None)
+    return values
 
 
 def numbers_of(args: Any) -> list[Number]:
-    found: list[Number] = []
-    map_aggregate(args, lambda a: found.append(a) if isinstance(a, Number) else None)
-    return found
+    numbers: list[Number] = []
+    map_aggregate(args, lambda a: numbers.append(a) if isinstance(a, Number) else None)
+    return numbers
 
 
 def unknown(result: Any, number: Number = Number()) -> Any:  # noqa: B008, it is frozen
@@ -62,9 +41,9 @@ def unknown(result: Any, number: Number = Number()) -> Any:  # noqa: B008, it is
 
 
 def _has_tensors(result: Any) -> bool:
-    found: list[Tensor] = []
-    map_aggregate(result, lambda a: found.append(a) if isinstance(a, Tensor) else None)
-    return bool(found)
+    tensors: list[Tensor] = []
+    map_aggregate(result, lambda a: tensors.append(a) if isinstance(a, Tensor) else None)
+    return bool(tensors)
 
 
 def option(given: Any, place: int, name: str, default: Any) -> Any:
@@ -73,7 +52,8 @@ def option(given: Any, place: int, name: str, default: Any) -> Any:
 
 
 class FunctionRules:
-    """The rules that need no module. ``keep_unknown`` says what becomes of an operation without a rule."""
+    """What becomes of the units of values in functions and methods. ``keep_unknown`` says what becomes of an operation
+    without a rule. Specs of layers use the same rules where a layer does what a function does."""
 
     def __init__(self, facts: Facts, keep_unknown: bool) -> None:
         self.facts, self.keep_unknown = facts, keep_unknown
@@ -99,71 +79,73 @@ class FunctionRules:
         target: Any = node.target
         values, numbers = values_of(facts), numbers_of(facts)
         args, kwargs = given
-        said = f"{node.name} ({getattr(target, '__name__', target)})"
+        title = f"{node.name} ({getattr(target, '__name__', target)})"
         plain = target is operator.getitem and isinstance(args[1], (int, slice)) and not numbers_of(facts[0][1])
         if plain and isinstance(facts[0][0], tuple):  # one of several results, or some sizes of a shape
             return facts[0][0][args[1]]
         if not _has_tensors(out):
-            return self._number(said, target, facts, given, out)
-        if target in _VIEWS and len(values) == 1:
+            return self._number(title, target, facts, given, out)
+        if operation(target).kind == "view" and len(values) == 1:
             sizes = facts[0][1:] or (facts[1].get("shape"),)
-            return self._view(said, sizes, values[0], option(given, 0, "input", None), out)
+            return self._view(title, sizes, values[0], option(given, 0, "input", None), out)
         self.count(numbers)
         if not values:
             return unknown(out)
         if target is getattr and args[1] == "mT":
             target, given, args = torch.transpose, ((args[0], -2, -1), {}), (args[0], -2, -1)
-        if target in JOINING or target in JOINING_METHODS:
+        does = operation(target)
+        if does.kind == "join":
             known, given = (
                 [option(side, n, name, None) for n, name in enumerate(("input", "other"))] for side in (facts, given)
             )
-            adds = torch.add if target in _SUMS else None
-            return self._join(said, target in _PRODUCTS, known, given, out, varies=bool(numbers), again=adds)
-        if target is F.cat or target is torch.cat:
-            return self.whole(values, out) if numbers else self._cat(said, target is F.cat, facts, given, out)
+            adds = torch.add if does.adds else None
+            return self._join(title, does.multiplies, known, given, out, varies=bool(numbers), again=adds)
+        if does.kind == "cat":
+            return self.whole(values, out) if numbers else self._cat(title, target is F.cat, facts, given, out)
         if len(values) > 1 or not isinstance(out, Tensor):
-            return self.opaque(said, values, out)
+            return self.opaque(title, values, out)
         (value,), x = values, args[0] if args else next(iter(kwargs.values()))
         if not isinstance(x, Tensor):
-            return self.opaque(said, values, out)
-        if target in APART_FUNCTIONS or target in APART_METHODS or target in _APART_IN_PLACE:
+            return self.opaque(title, values, out)
+        if does.kind == "apart":
             live = torch.ones_like(value.live) if numbers else None  # the slope of an activation, say
 
             def again(constant: Tensor) -> Tensor:
                 call = getattr(Tensor, target) if isinstance(target, str) else target
                 return call(constant.clone(), *args[1:], **{k: v for k, v in kwargs.items() if v is not x})
 
-            return self.facts.through(said, value, out, live=live, heard=live, again=again)
-        if target in POOL_FUNCTIONS or target is TF.interpolate:  # a constant is one at every size
-            return self.pool(said, value, out, POOL_FUNCTIONS.get(target, (1, 2, 3)), target in _AVERAGE_FUNCTIONS)
-        if target is operator.getitem:  # and wherever it is looked at
-            return self._indexed(said, value, x, args[1], out)
-        if numbers and (target in _BY_AXIS or target in _TRANSPOSITIONS):
+            return self.facts.through(title, value, out, live=live, heard=live, again=again)
+        if does.kind == "pool":
+            return self.pool(title, value, out, does.space, does.weighs_padding)
+        if does.kind == "index":  # a constant is one wherever it is looked at
+            return self._indexed(title, value, x, args[1], out)
+        if does.kind in ("unknown", "view", "size"):
+            return self.opaque(title, values, out)
+        if numbers:
             return self.whole(values, out)  # the number may name an axis
-        if target is F.modulus:
-            return self.modulus(said, value, x, out, option(given, 1, "dim", 1))
-        if target in (torch.flatten, "flatten"):
+        if does.kind == "modulus":
+            return self.modulus(title, value, x, out, option(given, 1, "dim", 1))
+        if does.kind == "flatten":
             start, end = option(given, 1, "start_dim", 0), option(given, 2, "end_dim", -1)
-            return self.flatten(said, value, x, out, start, end)
-        if target in REDUCTIONS or target in REDUCING_METHODS:
+            return self.flatten(title, value, x, out, start, end)
+        if does.kind == "reduce":
             kind = target if isinstance(target, str) else target.__name__
-            return self._reduced(said, kind, value, x, out, option(given, 1, "dim", None))
-        if target in _TRANSPOSITIONS or target in _AXES_OF_ONE:
-            return self._moved(said, target, value, x, given, out)
-        return self.opaque(said, values, out)
+            return self._reduced(title, kind, value, x, out, option(given, 1, "dim", None))
+        assert does.kind == "move"
+        return self._moved(title, target, value, x, given, out)
 
-    def _number(self, said: str, target: Any, facts: Any, given: Any, out: Any) -> Any:
+    def _number(self, title: str, target: Any, facts: Any, given: Any, out: Any) -> Any:
         """What is no tensor: sizes, what is computed from them, and numbers that depend on values."""
         values, numbers = values_of(facts), numbers_of(facts)
         if not values:
             counting = [number for number in numbers if number.counts]
-            proportional = target in _PROPORTIONAL and len(counting) == 1 and counting[0].proportional
+            proportional = operation(target).proportional and len(counting) == 1 and counting[0].proportional
             counts = dict.fromkeys(value for number in counting for value in number.counts)
             return unknown(out, Number(tuple(counts), proportional))
         value, args = values[0], given[0]
-        asks = target is len or target is getattr or target in SIZE_METHODS
+        asks = target is getattr or operation(target).kind == "size"
         if not asks or not isinstance(args[0], Tensor):
-            return self.opaque(said, values, out)
+            return self.opaque(title, values, out)
         own = (value,) if value.followed else ()
         asked = args[1] if target is getattr else target
         if asked in ("ndim", "dim"):
@@ -180,7 +162,7 @@ class FunctionRules:
 
     def _join(
         self,
-        said: str,
+        title: str,
         product: bool,
         facts: Sequence[Any],
         given: Sequence[Any],
@@ -196,7 +178,7 @@ class FunctionRules:
         if not known:
             return Value()
         if len(pairs) == 1 and not varies:
-            return self.facts.through(said, known[0][0], out, again=None)
+            return self.facts.through(title, known[0][0], out, again=None)
         first = known[0][0]
         assert first.ids is not None
         from_right = first.dims - first.axis
@@ -213,54 +195,54 @@ class FunctionRules:
             self.facts.whole(*alike)  # a tensor that cannot be narrowed has a channel for each
         # What is not followed may differ from place to place, and a number from call to call.
         unknown = [Value() for _ in range(len(others) + varies)]
-        return self.facts.joined(said, [*alike, *unknown], out, product, again)
+        return self.facts.joined(title, [*alike, *unknown], out, product, again)
 
-    def _cat(self, said: str, quaternion: bool, facts: Any, given: Any, out: Tensor) -> Any:
+    def _cat(self, title: str, quaternion: bool, facts: Any, given: Any, out: Tensor) -> Any:
         values, tensors = option(facts, 0, "tensors", ()), option(given, 0, "tensors", ())
         dim = option(given, 1, "dim", 1 if quaternion else 0) % out.dim()
         parts = 4 if quaternion else 1
         if not all(isinstance(v, Value) for v in values):
-            return self.opaque(said, values_of(values), out)
+            return self.opaque(title, values_of(values), out)
         fits = [v.followed and v.axis == dim and v.parts == parts for v in values]
         if not any(fits) or (not quaternion and not all(fits)):
             return self.whole(values, out)  # torch.cat of quaternions would be cut across
-        found = [self.facts.followed(v, t, dim, parts) for v, t in zip(values, tensors, strict=True)]
-        ids = [v.ids for v in found if v.ids is not None]
-        live, heard = torch.cat([v.live for v in found]), torch.cat([v.heard for v in found])
-        result = self.facts.value(out, torch.cat(ids), dim, parts, live, said, heard)
+        joined = [self.facts.followed(v, t, dim, parts) for v, t in zip(values, tensors, strict=True)]
+        ids = [v.ids for v in joined if v.ids is not None]
+        live, heard = torch.cat([v.live for v in joined]), torch.cat([v.heard for v in joined])
+        result = self.facts.value(out, torch.cat(ids), dim, parts, live, title, heard)
 
         def back() -> None:
-            for v, needed in zip(found, result.needed.split([len(part) for part in ids]), strict=True):
+            for v, needed in zip(joined, result.needed.split([len(part) for part in ids]), strict=True):
                 v.need(needed)
 
         self.facts.backward.append(back)
         return result
 
-    def pool(self, said: str, value: Value, out: Tensor, space: Sequence[int], weighs_padding: bool) -> Value:
+    def pool(self, title: str, value: Value, out: Tensor, space: Sequence[int], weighs_padding: bool) -> Value:
         if value.followed and value.dims - value.axis - 1 not in space:
             return self.whole([value], out)  # the units themselves are pooled
         live = value.live | value.pushing if weighs_padding and value.followed else None
-        return self.facts.through(said, value, out, live=live)
+        return self.facts.through(title, value, out, live=live)
 
-    def modulus(self, said: str, value: Value, x: Tensor, out: Tensor, dim: int) -> Value:
+    def modulus(self, title: str, value: Value, x: Tensor, out: Tensor, dim: int) -> Value:
         if not value.followed:
             return value
         if value.parts != 4 or value.axis != dim % x.dim():
             return self.whole([value], out)
-        return self.facts.through(said, value, out, parts=1, again=lambda q: q.norm(dim=1, keepdim=True))
+        return self.facts.through(title, value, out, parts=1, again=lambda q: q.norm(dim=1, keepdim=True))
 
-    def flatten(self, said: str, value: Value, x: Tensor, out: Tensor, start: int, end: int) -> Value:
+    def flatten(self, title: str, value: Value, x: Tensor, out: Tensor, start: int, end: int) -> Value:
         start, end = start % x.dim(), end % x.dim()
         if not value.followed or value.axis < start:
-            return self.facts.through(said, value, out)
+            return self.facts.through(title, value, out)
         if value.axis > end:
-            return self.facts.through(said, value, out, axis=value.axis - (end - start))
+            return self.facts.through(title, value, out, axis=value.axis - (end - start))
         if value.axis > start:  # other axes come first: units would be cut across
             return self.whole([value], out)
         spread = out.shape[start] // x.shape[start]
-        return self.facts.through(said, value, out, spread=spread)
+        return self.facts.through(title, value, out, spread=spread)
 
-    def _view(self, said: str, sizes: Any, value: Value, x: Tensor, out: Tensor) -> Value:
+    def _view(self, title: str, sizes: Any, value: Value, x: Tensor, out: Tensor) -> Value:
         """A view that leaves the units' axis as it is, or joins it with axes behind it.
 
         That has to be so for every input, not only for the example, and has to stay so when channels go. So the units'
@@ -288,7 +270,7 @@ class FunctionRules:
                 assert value.ids is not None
                 assert source.ids is not None
                 self.facts.tie(source.ids, value.ids)  # so that as many go
-                return self.facts.through(said, value, out, axis=axis, spread=spread)
+                return self.facts.through(title, value, out, axis=axis, spread=spread)
         self.count(numbers_of(sizes))
         return self.whole([value], out)
 
@@ -298,15 +280,15 @@ class FunctionRules:
             return None
         return wanted.counts[0] if len(wanted.counts[0].live) == len(value.live) else None
 
-    def _reduced(self, said: str, kind: str, value: Value, x: Tensor, out: Tensor, dim: Any) -> Value:
+    def _reduced(self, title: str, kind: str, value: Value, x: Tensor, out: Tensor, dim: Any) -> Value:
         axes = [] if dim is None else [d % x.dim() for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
         if not value.followed or not axes or value.axis in axes:
             return self.whole([value], out)
         axis = value.axis - (0 if out.dim() == x.dim() else sum(d < value.axis for d in axes))
         live = value.live | value.pushing if kind == "sum" else None  # a sum grows with the size of the image
-        return self.facts.through(said, value, out, axis=axis, live=live)
+        return self.facts.through(title, value, out, axis=axis, live=live)
 
-    def _moved(self, said: str, target: Any, value: Value, x: Tensor, given: Any, out: Tensor) -> Value:
+    def _moved(self, title: str, target: Any, value: Value, x: Tensor, given: Any, out: Tensor) -> Value:
         """Axes in another order, or new axes of size 1: where the units went is seen on a tensor of numbered axes."""
         if not value.followed:
             return value
@@ -326,16 +308,16 @@ class FunctionRules:
             # Without an axis, or if that is not 1, it depends on the sizes. The last channel would be squeezed away.
             if not dims or value.axis in dims or out.dim() != x.dim() - len(dims):
                 return self.whole([value], out)
-        return self.facts.through(said, value, out, axis=axis)
+        return self.facts.through(title, value, out, axis=axis)
 
-    def _indexed(self, said: str, value: Value, x: Tensor, index: Any, out: Tensor) -> Value:
+    def _indexed(self, title: str, value: Value, x: Tensor, index: Any, out: Tensor) -> Value:
         """``x[:, -1]``, ``x[:, :, None]``: the units' own axis must be taken whole."""
         if not value.followed:
             return value
         items = list(index) if isinstance(index, tuple) else [index]
         plain = (item is None or item is Ellipsis or isinstance(item, (int, slice)) for item in items)
         if not all(plain) or any(isinstance(item, bool) for item in items):
-            return self.opaque(said, [value], out)
+            return self.opaque(title, [value], out)
         taken = sum(isinstance(item, (int, slice)) for item in items)
         if Ellipsis in items:
             place = items.index(Ellipsis)
@@ -350,7 +332,7 @@ class FunctionRules:
             if position == value.axis:
                 if item != slice(None):
                     return self.whole([value], out)
-                return self.facts.through(said, value, out, axis=axis)
+                return self.facts.through(title, value, out, axis=axis)
             axis += 0 if isinstance(item, int) else 1
             position += 1
         raise AssertionError("every axis was counted")

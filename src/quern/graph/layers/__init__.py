@@ -1,0 +1,27 @@
+"""One Spec per kind of layer, in a file per family. Importing this registers all of them."""
+
+from quern.graph.layers import (
+    activation,
+    attention,
+    convolution,
+    dropout,
+    embedding,
+    linear,
+    norm,
+    pool,
+    readout,
+    recurrent,
+)
+
+__all__ = [
+    "activation",
+    "attention",
+    "convolution",
+    "dropout",
+    "embedding",
+    "linear",
+    "norm",
+    "pool",
+    "readout",
+    "recurrent",
+]

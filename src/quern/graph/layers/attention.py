@@ -1,0 +1,160 @@
+"""Attention: four projections, and heads that stay or go as a whole."""
+
+import math
+import operator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as TF
+from torch import Tensor
+
+from quern import nn as qnn
+from quern.errors import ExportError
+from quern.graph import plain
+from quern.graph.facts import Value
+from quern.graph.functions import FunctionRules
+from quern.graph.layer_plan import LayerPlan
+from quern.graph.layers.bases import nonzero
+from quern.graph.spec import Call, Select, Spec, Writer, register, spec_of, take
+
+
+def _edges(weight: Tensor) -> Tensor:
+    return nonzero(weight).any(0)
+
+
+class Attention(Spec):
+    """Its projections have Specs, neurons and plans of their own; what it narrows itself is the number of heads."""
+
+    components = 4
+
+    def shifts(self, layer: Any) -> tuple[str, ...]:
+        return ("bias_k", "bias_v")
+
+    def follow(self, reader: FunctionRules, call: Call) -> Any:
+        """Whole heads go: within one, the scale of the scores depends on its width."""
+        facts, name, layer, known, given, out = reader.facts, call.name, call.layer, call.known, call.given, call.out
+        weights_used = any(user.target is not operator.getitem or user.args[1] != 0 for user in call.users)
+        names = ("query", "key", "value")
+        values = dict(zip(names, known[0], strict=False)) | {k: v for k, v in known[1].items() if k in names}
+        tensors = dict(zip(names, given[0], strict=False)) | {k: v for k, v in given[1].items() if k in names}
+        masks = [m for m in (*given[0][3:], *(v for k, v in given[1].items() if "mask" in k)) if isinstance(m, Tensor)]
+        facts.whole(
+            *(m for m in (*known[0][3:], *(v for k, v in known[1].items() if "mask" in k)) if isinstance(m, Value))
+        )
+        weights_used = weights_used and out[1] is not None
+        projections = {"query": layer.q_proj, "key": layer.k_proj, "value": layer.v_proj}
+        wide = layer.out_proj.weight.shape[2]
+        made: dict[str, Value] = {}
+        for part, projection in projections.items():
+            x = tensors[part]
+            value = facts.followed(values[part], x, -1, 4)
+            edges = partial(_edges, projection.weight)
+            where = f"{name}.{part[0]}_proj".removeprefix(".")
+            made[part] = facts.weighted(where, projection, value, projection(x), edges, axis=-1, parts=4, absorbs=True)
+        q, k, v = (made[part] for part in names)
+        per_head = wide // layer.num_heads
+        record = facts.record(name, layer, None, layer.num_heads)
+        assert record.outputs is not None
+        ids = record.outputs.repeat_interleave(per_head)
+        for side in (q, k, v):
+            assert side.ids is not None
+            facts.tie(side.ids, ids)
+        if masks or weights_used:
+            # Masks and returned weights may have an axis of heads, and an average over heads has to be of all of them.
+            facts.pin(record.outputs)
+        mixed = Value(ids, v.axis, v.dims, 4)
+        mixed.live = v.live | v.pushing
+        if layer.bias_v is not None:
+            mixed.live = mixed.live | _edges(layer.bias_v)
+        mixed.heard = mixed.live & (v.heard | q.heard.any() | k.heard.any())
+        mixed.constant = torch.zeros(wide, 4, dtype=layer.out_proj.weight.dtype)
+        mixed.needed = torch.zeros(wide, dtype=torch.bool)
+        facts.values.append(mixed)
+        weights = Value() if out[1] is not None else None
+
+        def back() -> None:
+            v.need(mixed.needed)
+            heads = mixed.needed.view(layer.num_heads, -1).any(1).repeat_interleave(per_head)
+            heads |= weights_used
+            q.need(heads)
+            k.need(heads)
+
+        facts.backward.append(back)
+        where = f"{name}.out_proj".removeprefix(".")
+        edges = partial(_edges, layer.out_proj.weight)
+        return facts.weighted(where, layer.out_proj, mixed, out[0], edges, axis=-1, parts=4, absorbs=False), weights
+
+    def sizes(self, layer: Any) -> tuple[int | None, int | None]:
+        return None, layer.num_heads
+
+    def selections(self, layer: Any, plan: LayerPlan) -> dict[str, Select]:
+        per_head = layer.embed_dim // 4 // layer.num_heads  # not by a projection, which may be narrow by now
+        units = [head * per_head + n for head in plan.left[1] for n in range(per_head)]
+        return {"bias_k": take(1, units), "bias_v": take(1, units)}
+
+    def resize(self, layer: Any, plan: LayerPlan) -> None:
+        heads = len(plan.left[1])
+        layer.embed_dim, layer.num_heads = layer.embed_dim // layer.num_heads * heads, heads
+
+    def to_real(self, writer: Writer, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._real(writer, name, layer, *args, **kwargs)
+
+    def _real(
+        self,
+        writer: Writer,
+        name: str,
+        layer: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        key_padding_mask: Any = None,
+        need_weights: bool = True,
+        attn_mask: Any = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,  # a hint about the mask
+    ) -> Any:
+        """With a batch, and without masks except one that belongs to the network: of others the type is not known."""
+
+        def project(part: str, x: Any) -> Any:
+            projection = getattr(layer, f"{part}_proj")
+            return spec_of(projection).to_real(writer, f"{name}.{part}_proj", projection, x)
+
+        mask = None
+        if attn_mask is not None:
+            mask = writer.root.get(attn_mask.node.target) if attn_mask.node.op == "get_attr" else None
+        if key_padding_mask is not None or (attn_mask is not None and mask is None):
+            raise ExportError(f"{name} ({type(layer).__name__}) is called with a mask that is computed or an input.")
+        if not layer.batch_first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        k = project("k", key)
+        v = project("v", value)
+        if mask is not None:
+            like = layer.q_proj.weight
+            if mask.dtype == torch.bool:
+                mask = torch.zeros(mask.shape, dtype=like.dtype).to(mask.device).masked_fill(mask, -math.inf)
+            extra = (layer.bias_k is not None) + layer.add_zero_attn
+            shape = (1, 1) if mask.dim() == 2 else (-1, layer.num_heads)
+            mask = TF.pad(mask.to(like.dtype), (0, extra)).view(*shape, *mask.shape[-2:-1], -1)
+            mask = writer.tensor(f"{name}.mask", mask)
+        if layer.bias_k is not None and layer.bias_v is not None:
+            more = [
+                (writer.tensor(f"{name}.bias_{n}", t.flatten()), x)
+                for n, t, x in (("k", layer.bias_k, k), ("v", layer.bias_v, v))
+            ]
+            k, v = (torch.cat([x, one.expand(x.shape[0], 1, -1)], 1) for one, x in more)
+        if layer.add_zero_attn:
+            k, v = (TF.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        q = project("q", query)
+        q, k, v = (plain.heads(x, layer.num_heads) for x in (q, k, v))
+        scores = q @ k.transpose(-1, -2) / math.sqrt(layer.embed_dim // layer.num_heads)
+        weights = (scores if mask is None else scores + mask).softmax(-1)
+        output = project("out", plain.joined(weights @ v))
+        if not layer.batch_first:
+            output = output.transpose(0, 1)
+        if not need_weights:
+            return output, None
+        return output, weights.mean(1) if average_attn_weights else weights
+
+
+register(qnn.QMultiheadAttention, Attention())

@@ -1,0 +1,30 @@
+"""Layers that hand on what they get, when not training."""
+
+from typing import Any
+
+from torch import nn
+
+from quern import nn as qnn
+from quern.graph.layers.bases import Apart
+from quern.graph.spec import Writer, register
+
+
+class Identity(Apart):
+    passes = True
+
+    def to_real(self, writer: Writer, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        (input,) = (*args, *kwargs.values())
+        return input
+
+
+class Dropout(Identity):
+    def keeps_constants(self, layer: Any) -> bool:
+        return False  # while training it does not
+
+
+register(nn.Identity, Identity())
+for _kind in (
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
+    *(qnn.QDropout, qnn.QDropout2d),
+):
+    register(_kind, Dropout())

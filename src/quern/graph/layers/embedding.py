@@ -1,0 +1,57 @@
+"""Tables of quaternions."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quern import nn as qnn
+from quern.graph.facts import Value
+from quern.graph.functions import FunctionRules
+from quern.graph.layer_plan import LayerPlan
+from quern.graph.layers.bases import nonzero
+from quern.graph.spec import Call, Select, Spec, Writer, register, take
+
+
+class Embedding(Spec):
+    components = 4
+
+    def weights(self, layer: Any) -> tuple[str, ...]:
+        return ("weight",)
+
+    def neurons(self, layer: Any) -> int:
+        return layer.embedding_dim // 4
+
+    def silent(self, layer: Any) -> Tensor:
+        return ~nonzero(layer.weight).any(0).any(0)
+
+    def follow(self, reader: FunctionRules, call: Call) -> Value:
+        facts, layer = reader.facts, call.layer
+        facts.whole(*call.values)
+        record = facts.record(call.name, layer, None, self.neurons(layer))
+        assert record.outputs is not None
+        if layer.max_norm is not None:  # the length of a row is that of all its columns
+            facts.pin(record.outputs)
+        return facts.value(call.out, record.outputs, -1, 4, ~self.silent(layer), call.name)
+
+    def sizes(self, layer: Any) -> tuple[int | None, int | None]:
+        return None, self.neurons(layer)
+
+    def selections(self, layer: Any, plan: LayerPlan) -> dict[str, Select]:
+        return {"weight": take(2, plan.left[1])}
+
+    def resize(self, layer: Any, plan: LayerPlan) -> None:
+        layer.embedding_dim = 4 * len(plan.left[1])
+
+    def to_real(self, writer: Writer, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        def build() -> nn.Module:
+            table = layer.weight.transpose(0, 1).flatten(1)
+            if layer.max_norm is not None:  # the layer shortens long rows when it meets them
+                length = torch.linalg.vector_norm(table, layer.norm_type, dim=1, keepdim=True)
+                table = table * torch.where(length > layer.max_norm, layer.max_norm / length, 1)
+            return nn.Embedding.from_pretrained(table.clone(), freeze=False, padding_idx=layer.padding_idx)
+
+        return writer.call(name, build, *args, **kwargs)
+
+
+register(qnn.QEmbedding, Embedding())

@@ -1,0 +1,127 @@
+"""Normalisations: of batches, whose numbers belong to one channel each, and of layers, which mix all channels."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as TF
+from torch import Tensor, nn
+
+from quern import nn as qnn
+from quern.errors import ExportError
+from quern.graph import plain
+from quern.graph.facts import Value
+from quern.graph.functions import FunctionRules
+from quern.graph.layers.bases import OneToOne, PerChannel, nonzero, real_layer
+from quern.graph.spec import Affine, Call, Writer, register
+
+
+class BatchNorm(PerChannel):
+    """In eval mode ``γ (x - μ)/√(σ² + ε) + β`` channel by channel, before ``space`` more axes."""
+
+    normalises = True
+
+    def __init__(self, components: int, space: int) -> None:
+        super().__init__(components)
+        self.space, self.gamma = space, components == 4
+
+    def shifts(self, layer: Any) -> tuple[str, ...]:
+        return ("bias",)
+
+    def scales(self, layer: Any) -> tuple[str, ...]:
+        return ("weight",)
+
+    def affine(self, layer: Any) -> Affine | None:
+        if layer.running_mean is None or layer.running_var is None:
+            return None
+        scale = (layer.running_var.double() + layer.eps).rsqrt()
+        if layer.weight is not None:
+            scale = scale * layer.weight.double()
+        scale = scale.repeat(self.components)
+        shift = -layer.running_mean.double().flatten() * scale
+        if layer.bias is not None:
+            shift = shift + layer.bias.double().flatten()
+        return Affine(scale, shift, self.space, whole=self.components == 4)
+
+    def to_real(self, writer: Writer, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.components == 1:
+            return super().to_real(writer, name, layer, *args, **kwargs)
+        mean, var = layer.running_mean, layer.running_var
+        if mean is None or var is None:
+            raise ExportError(_no_statistics(name, layer))
+
+        def build() -> nn.Module:
+            affine = layer.weight is not None or layer.bias is not None
+            norm = _REAL[self.space - 1](layer.num_features, layer.eps, affine=affine, device="meta")
+            if affine:
+                scale = torch.ones_like(var) if layer.weight is None else layer.weight
+                shift = torch.zeros_like(mean) if layer.bias is None else layer.bias
+                norm.weight, norm.bias = nn.Parameter(scale.repeat(4)), nn.Parameter(shift.flatten().clone())
+            norm.running_mean, norm.running_var = mean.flatten().clone(), var.repeat(4)
+            norm.num_batches_tracked = layer.num_batches_tracked.clone()
+            return norm
+
+        return writer.call(name, build, *args, **kwargs)
+
+
+def _no_statistics(name: str, layer: nn.Module) -> str:
+    return f"{name} ({type(layer).__name__}) keeps no running statistics, so what it computes depends on the batch."
+
+
+class WhiteningBatchNorm(BatchNorm):
+    """Its scale is a matrix for each quaternion."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+        self.gamma = False
+
+    def affine(self, layer: Any) -> Affine | None:
+        return None
+
+    def to_real(self, writer: Writer, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        """A 1x1 convolution with a diagonal in each of its 4x4 blocks."""
+        if layer.running_mean is None or layer.running_cov is None:
+            raise ExportError(_no_statistics(name, layer))
+        n, like = layer.num_features // 4, layer.running_mean
+
+        def build() -> nn.Module:
+            # What it makes of zero is the shift; what a 1 in one component adds to that, a column of the matrix.
+            units = TF.pad(torch.eye(4).to(like), (0, 0, 1, 0)).repeat_interleave(n, 1)
+            shift, *columns = layer(units.view(5, 4 * n, 1, 1)).flatten(1)
+            blocks = torch.stack(columns).sub(shift).view(4, 4, n).transpose(0, 1)  # (to, from, n)
+            weight = torch.diag_embed(blocks).transpose(1, 2).reshape(4 * n, 4 * n, 1, 1)
+            return real_layer(nn.Conv2d, 4 * n, 4 * n, weight=weight, bias=shift, kernel_size=1)
+
+        return writer.call(name, build, *args, **kwargs)
+
+
+class LayerNorm(OneToOne):
+    """All channels enter its statistics, so all stay; those with γ = 0 are constant afterwards."""
+
+    components = 4
+
+    def shifts(self, layer: Any) -> tuple[str, ...]:
+        return ("bias",)
+
+    def flow(self, reader: FunctionRules, call: Call, value: Value, x: Tensor) -> Value:
+        layer, facts = call.layer, reader.facts
+        value = facts.followed(value, x, -1, 4)
+        facts.whole(value)
+        assert value.ids is not None
+        n = len(value.live)
+        live = torch.ones(n, dtype=torch.bool)
+        if layer.weight is not None and layer.weight.dim() == 1:
+            live = nonzero(layer.weight)
+        return facts.value(call.out, value.ids, -1, 4, live, call.name, value.heard.any().expand(n))
+
+    def to_real(self, writer: Writer, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        weight, bias = writer.tensor(f"{name}.weight", layer.weight), writer.tensor(f"{name}.bias", layer.bias)
+        (input,) = (*args, *kwargs.values())
+        return plain.layer_norm(input, layer.normalized_shape, weight, bias, layer.eps)
+
+
+_REAL = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+for _n in (1, 2, 3):
+    register(_REAL[_n - 1], BatchNorm(1, _n))
+    register(getattr(qnn, f"QBatchNorm{_n}d"), BatchNorm(4, _n))
+register(qnn.QWhiteningBatchNorm2d, WhiteningBatchNorm())
+register(qnn.QLayerNorm, LayerNorm())

@@ -1,0 +1,66 @@
+"""Which parameters of a network are quaternions, as the Specs of its layers say."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from quern.graph.spec import Spec, spec_of
+
+
+def _named(
+    model: nn.Module, names_of: Callable[[Spec, nn.Module], Sequence[str]]
+) -> Iterator[tuple[str, nn.Parameter]]:
+    seen: set[int] = set()
+    for prefix, layer in model.named_modules():
+        names = names_of(spec_of(layer), layer) if spec_of(layer).components == 4 else ()
+        for name, parameter in layer.named_parameters(prefix, recurse=False):
+            if name.rpartition(".")[2] in names and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield name, parameter
+
+
+def quaternion_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights ``(4, out, in, ...)`` of the quaternion layers in ``model`` by name; a shared one stands once.
+
+    Biases, and everything in real-valued layers, are not among them.
+    """
+    return dict(_named(model, lambda spec, layer: spec.weights(layer)))
+
+
+def quaternion_shifts(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The other quaternion parameters ``(4, ...)`` of ``model`` by name: biases of layers, shifts of normalisations."""
+    return dict(_named(model, lambda spec, layer: spec.shifts(layer)))
+
+
+def batch_norms(model: nn.Module) -> dict[str, Any]:
+    """The quaternion batch normalisations of ``model`` that have a scale γ, by name; a shared γ stands once."""
+    norms: dict[int, tuple[str, nn.Module]] = {}
+    for name, layer in model.named_modules():
+        if spec_of(layer).gamma and layer.weight is not None:
+            norms.setdefault(id(layer.weight), (name, layer))
+    return dict(norms.values())
+
+
+def neurons(model: nn.Module) -> int:
+    """How many quaternion neurons a network has."""
+    return sum(spec_of(layer).neurons(layer) for layer in model.modules())
+
+
+@torch.no_grad()
+def zero_(model: nn.Module, tol: float) -> None:
+    """Weights and scales up to ``tol`` become zero, and nothing else does.
+
+    Not even subnormal numbers, which take CPUs many times longer: in float16 they begin at 6e-5, where they are weights
+    like any other, and in wider types a large input or a small variance can make them count.
+    """
+    if not tol:
+        return
+    for layer in model.modules():
+        spec = spec_of(layer)
+        for p in (getattr(layer, name) for name in (*spec.weights(layer), *spec.scales(layer))):
+            if p is not None and not p.is_meta:
+                small = p.abs() <= tol
+                if bool((small & (p != 0)).any()):
+                    p.masked_fill_(small, 0)
