@@ -36,6 +36,8 @@ from quern._files import foreign_kind
 from quern.compact import folding
 from quern.errors import FileError, NotFiniteWarning
 from quern.io._header import checked_arguments
+from quern.io._load import read_network
+from quern.io._save import head_of_network
 from quern.io._structure import state_of
 from quern.io._wrong import sentences
 from quern.io.tensorfile import write_tensors
@@ -98,13 +100,13 @@ def scramble(model: nn.Module) -> nn.Module:
 
 def content_of(model: nn.Module, **more: Any) -> bytes:
     state, file = state_of(model), BytesIO()
-    write_tensors(file, io._head(model, state, more.get("metrics", {}), more.get("images")), state)
+    write_tensors(file, head_of_network(model, state, more.get("metrics", {}), more.get("images")), state)
     return file.getvalue()
 
 
 def read(content: bytes, model: nn.Module | None = None) -> nn.Module:
     with sentences(Path("net"), "read"):
-        return io._load(BytesIO(content), len(content), model)[0]
+        return read_network(BytesIO(content), len(content), model)[0]
 
 
 def refused(content: bytes, model: nn.Module | None = None) -> str:
@@ -592,7 +594,7 @@ def test_a_write_that_stops_half_way(tmp_path: Path, monkeypatch: pytest.MonkeyP
         file.write(head)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(io, "write_tensors", half)
+    monkeypatch.setattr("quern.io._save.write_tensors", half)
     with pytest.raises(FileError, match="could not be written: No space left on device"):
         io.save(models.digits_cnn(), path)
     assert path.read_bytes() == before
@@ -875,7 +877,7 @@ def test_paths_that_are_not_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def refuse(*args: Any, **more: Any) -> None:  # a test that runs as root may read anything
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr("quern.records.schema.open_regular", refuse)
     for use in (io.load, io.describe):
         with pytest.raises(FileError, match="could not be read: Permission denied") as caught:
             use(path)
