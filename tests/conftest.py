@@ -3,7 +3,10 @@
 import importlib.util
 import os
 import pkgutil
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +21,7 @@ if os.environ.get("QUERN_TYPECHECK") != "0":
     install_import_hook([f"quern.{name}" for name in modules if name != "cli"], "beartype.beartype")
 
 import torch
+import torch.onnx
 
 # Draws per law where a test does not say how many: in `make test`, `make quick` and `make full`.
 for profile, draws in {"quern": 30, "quick": 5, "full": 300}.items():
@@ -38,6 +42,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not config.getoption("markexpr").startswith("unchecked") or collection_path.suffix != ".py":
         return None
     return "mark.unchecked" not in collection_path.read_text("utf-8") or None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _translations_to_onnx_are_read_once() -> Iterator[None]:
+    """``torch.onnx.export`` reads its hundreds of translations anew at each call, half of the time that it takes."""
+    export = torch.onnx.export
+
+    def with_one_registry(*args: Any, **options: Any) -> Any:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+        patch.setattr(torch.onnx, "export", export)
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
+        return export(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.onnx, "export", with_one_registry)
+        yield
 
 
 @pytest.fixture(autouse=True)
