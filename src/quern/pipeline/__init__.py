@@ -41,7 +41,18 @@ from quern.nn import batch_norms, quaternion_weights
 from quern.penalties import GammaL1, Penalty
 from quern.pipeline.answers import counted, judged, samples
 from quern.pipeline.steering import Steering, check_possible
-from quern.records import Answers, Begun, Budget, Chance, Comparison, Network, Verdict, check_writable, schema
+from quern.records import (
+    Answers,
+    Begun,
+    Budget,
+    Chance,
+    Comparison,
+    Network,
+    Verdict,
+    check_writable,
+    respelled,
+    schema,
+)
 from quern.sparsity import measure
 from quern.train import (
     NAMES,
@@ -368,7 +379,7 @@ def _open(out: Path, settings: dict[str, Any], about: dict[str, Any], resume: bo
     if not resume:
         raise TrainingError(f"{out} already holds a run: go on with resume, or choose another folder.")
     before = schema.read(path, Begun, "the settings of a run of quern compress", "choose another folder")
-    if before["settings"] != json.loads(json.dumps(settings)):
+    if respelled(dict(before["settings"])) != json.loads(json.dumps(settings)):
         raise TrainingError(f"{out} was begun with other settings: see {path}, or choose another folder.")
 
 
