@@ -53,7 +53,7 @@ class ProximalAdam(Proximal):
         )
         quaternions = {**quaternion_weights(model), **quaternion_shifts(model)} if share else {}
         self._shared = {id(p) for p in quaternions.values()}
-        if not share and any(target.group for target in self._targets):
+        if not share and any(target.joint for target in self._targets):
             raise ValueError(
                 f"{penalty} acts on whole groups, which needs one rate for all of a group: "
                 "leave share=True, or take L1, L2 or GammaL1."

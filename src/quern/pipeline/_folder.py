@@ -13,7 +13,7 @@ from typing import Any
 
 from quern._files import claimed, sweep, write_text
 from quern.errors import TrainingError
-from quern.records import Begun, check_writable, schema
+from quern.records import Begun, check_writable, respelled, schema
 from quern.train import NAMES
 
 
@@ -28,7 +28,7 @@ def open_folder(out: Path, settings: dict[str, Any], origin: dict[str, Any], res
         raise TrainingError(f"{out} already holds a run: go on with resume, or choose another folder.")
     else:
         before = schema.read(path, Begun, "the settings of a run of quern compress", "choose another folder")
-        if before["settings"] != json.loads(json.dumps(settings)):
+        if respelled(dict(before["settings"])) != json.loads(json.dumps(settings)):
             raise TrainingError(f"{out} was begun with other settings: see {path}, or choose another folder.")
     if resume:
         _sweep(out)
