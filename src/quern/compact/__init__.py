@@ -188,6 +188,10 @@ def compact(
     network that is dead, or whose outputs are not finite, is a warning. A plan says so itself.
     """
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        if isinstance(optimizer, Tensor):
+            raise CompactionError(
+                "the third argument is an optimizer, but a tensor was given: several inputs are one tuple, (x, y)."
+            )
         raise CompactionError(
             f"the third argument is an optimizer, but {optimizer!r} was given: for a tolerance, compact by a plan, "
             "plan(model, example, tol)."

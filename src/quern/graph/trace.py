@@ -90,7 +90,8 @@ def trace_for(root: nn.Module, count: int | None = None) -> tuple[fx.Graph, list
     count = least if count is None else count
     if count < least or (count > most and not any(p.kind == p.VAR_POSITIONAL for p in parameters)):
         takes = f"{least}" if least == most else f"{least} to {most}"
-        raise InputError(f"the example has {count} inputs, but the network takes {takes}.")
+        several = "" if count > 1 else ": give several as one tuple, (x, y)"
+        raise InputError(f"the example has {count} inputs, but the network takes {takes}{several}.")
     # An optional input that is not given is None, or whatever its default is, not something to trace; but a number may
     # be another one in the next call.
     rest = {p.name: p.default for p in parameters[count:] if p.default is not p.empty}

@@ -38,7 +38,10 @@ def network_of(description: dict[str, Any], model: nn.Module | None) -> nn.Modul
     if model is not None:
         network = copy.deepcopy(model)
     elif description["builder"] is None:
-        raise Wrong("holds a network of your own: build it afresh and give it to load, as in load(path, model)")
+        raise Wrong(
+            "holds a network of your own: build it afresh and give it to load, as in load(path, model); "
+            "commands cannot do that, so compact or export it in Python"
+        )
     else:
         network = _built(description["builder"], description["arguments"])
     steps, done = description["steps"], list(recipe_of(network).steps)

@@ -139,7 +139,10 @@ def _check_job(model: nn.Module, settings: Settings, budget: Budget, data: Image
     except ValueError as reason:
         sentence = str(reason).rstrip(".")
         if not quaternion_weights(model):
-            sentence = "the network has no quaternion layers: build it from those of quern.nn"
+            sentence = (
+                "the network has no quaternion layers: build it from those of quern.nn, or convert it by "
+                "quern.quaternionize"
+            )
         elif not batch_norms(model):
             sentence += ' (norm="after_conv" in quern.models), or take a penalty of weights, penalty=RQL(1.0)'
         raise TrainingError(f"{sentence}.") from reason
