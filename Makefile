@@ -5,26 +5,56 @@ READY := .venv/.ready
 DEVELOP := .venv/.ready-to-develop
 PIP = $(BIN)/pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable
 
-.PHONY: demo test check bench setup chromium clean
+# Tests start many processes, and pytest rewrites test files: both are quicker if compiled files stay, as they do by default.
+export PYTHONDONTWRITEBYTECODE =
+
+.PHONY: demo test checked unchecked check lint quick full coverage bench setup chromium clean
 
 demo: $(READY)
 	rm -rf runs/demo
 	$(BIN)/quern compress --max-params 1000 --threads 1 --out runs/demo
 
-test: check chromium
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not unchecked"
-	QUERN_TYPECHECK=0 $(BIN)/python -m pytest -n 2 -q -m unchecked
+# What CI runs. The checks and then the second pass go beside the first; what they print comes when they are done.
+test: $(DEVELOP) chromium
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target checked check unchecked
 
-check: $(DEVELOP)
+checked: $(DEVELOP)
+	+$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not unchecked and not full"
+
+unchecked: $(DEVELOP)
+	QUERN_TYPECHECK=0 $(BIN)/python -m pytest -q -m "unchecked and not full"
+
+check: lint
+	$(BIN)/pyright
+
+lint: $(DEVELOP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/pyright
 
+# For every save: without types, slow tests and the second pass, and with few draws.
+quick: lint
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --hypothesis-profile=quick -m "not unchecked and not full and not slow"
+
+# What takes longer than a test may: ten times the draws, the tests marked full, thousands of damaged files.
+full: check chromium
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --hypothesis-profile=full -m "not unchecked"
+	QUERN_TYPECHECK=0 $(BIN)/python -m pytest -q -n 2 --hypothesis-profile=full -m unchecked
+	$(BIN)/python benchmarks/fuzz_files.py
+
+# Lines of src/quern that the tests run, in both passes and in the processes they start.
+coverage: $(DEVELOP) chromium
+	$(BIN)/coverage erase
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not unchecked and not full" --cov --cov-report=
+	QUERN_TYPECHECK=0 $(BIN)/python -m pytest -q -n 2 -m "unchecked and not full" --cov --cov-append --cov-report=
+	$(BIN)/coverage report
+
+# Speed, as ratios of what was timed in one run; then what got slower than the committed records say.
 bench: $(DEVELOP)
 	$(BIN)/python benchmarks/layers.py --json benchmarks/layers.json
 	$(BIN)/python benchmarks/chart.py
 	$(BIN)/python benchmarks/training.py --json benchmarks/training.json
+	$(BIN)/python benchmarks/compare.py benchmarks/layers.json benchmarks/training.json
 
 setup: $(READY)
 

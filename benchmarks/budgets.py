@@ -24,7 +24,8 @@ from torch import nn
 from quern import data, models
 from quern.data import ImageSet
 from quern.penalties import GammaL1
-from quern.pipeline.steering import Budget, Steering
+from quern.pipeline import Budget
+from quern.pipeline.steering import Steering
 from quern.sparsity import measure as measured
 from quern.train import Phase, Settings, fit
 from timing import main

@@ -21,11 +21,11 @@ CPU = torch.device("cpu")
 
 
 def ratio(product: Callable[[], Tensor], chooser: str, backward: bool, repeats: int) -> float:
-    original = getattr(kernels, chooser)
+    original = getattr(products, chooser)
 
     def forced(form: Form) -> Callable[[], None]:
         def call() -> None:
-            setattr(kernels, chooser, lambda *_: form)
+            setattr(products, chooser, lambda *_: form)
             with torch.set_grad_enabled(backward):
                 y = product()
             if backward:
@@ -34,10 +34,10 @@ def ratio(product: Callable[[], Tensor], chooser: str, backward: bool, repeats: 
         return call
 
     try:
-        found = medians({"block": forced("block"), "hadamard": forced("hadamard")}, repeats)
+        seconds = medians({"block": forced("block"), "hadamard": forced("hadamard")}, repeats)
     finally:
-        setattr(kernels, chooser, original)
-    return found["block"] / found["hadamard"]
+        setattr(products, chooser, original)
+    return seconds["block"] / seconds["hadamard"]
 
 
 def convolution(channels: int, size: int, batch: int, kernel: int, groups: int) -> Callable[[], Tensor]:

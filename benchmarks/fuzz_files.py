@@ -290,7 +290,7 @@ def prepare(folder: Path, wanted: set[str]) -> None:
         shutil.copy(ROOT / "results" / name, results / name)
     (results / "run").mkdir()
     shutil.copy(ROOT / "results" / "mnist-1500" / "record.json", results / "run" / "record.json")
-    weights = ROOT / "src" / "quern" / "experiments" / "lambdas.toml"
+    weights = ROOT / "src" / "quern" / "paper" / "lambdas.toml"
     shutil.copy(weights, results / "lambdas.toml")
     (folder / "tuned").mkdir()
     shutil.copy(weights, folder / "tuned" / "lambdas.toml")
@@ -374,8 +374,8 @@ def quick(really: bool) -> contextlib.ExitStack:
         times = dict.fromkeys(("dense", "small"), mock.Mock(median_ms=1.0))
         stack.enter_context(mock.patch("quern.report._draw.files", return_value={}))
         stack.enter_context(mock.patch("quern.report._draw.pictures", return_value=()))
-        stack.enter_context(mock.patch("quern.pipeline.to_onnx", lambda _, path, __: path.write_bytes(b"?")))
-        stack.enter_context(mock.patch("quern.pipeline.time_onnx", return_value=times))
+        stack.enter_context(mock.patch("quern.pipeline._stages.to_onnx", lambda _, path, __: path.write_bytes(b"?")))
+        stack.enter_context(mock.patch("quern.pipeline._stages.time_onnx", return_value=times))
     return stack
 
 

@@ -22,7 +22,8 @@ from quern._files import write_text
 from quern.bench.machine import facts
 from quern.data import Images, ImageSet
 from quern.penalties import RQL, GammaL1
-from quern.pipeline.steering import Budget, Steering
+from quern.pipeline import Budget
+from quern.pipeline.steering import Steering
 from quern.sparsity import measure
 from quern.train import Grinding, Settings, fit
 

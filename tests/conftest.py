@@ -3,6 +3,10 @@
 import importlib.util
 import os
 import pkgutil
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,25 +14,51 @@ from hypothesis import HealthCheck, settings
 if os.environ.get("QUERN_TYPECHECK") != "0":
     from jaxtyping import install_import_hook
 
-    found = importlib.util.find_spec("quern")
-    assert found is not None
-    places = found.submodule_search_locations
+    package = importlib.util.find_spec("quern")
+    assert package is not None
     # Not the commands: typer hands them a context of another class than the one it has them declare.
-    checked = [f"quern.{module.name}" for module in pkgutil.iter_modules(places) if module.name != "cli"]
-    install_import_hook(checked, "beartype.beartype")
+    modules = [module.name for module in pkgutil.iter_modules(package.submodule_search_locations)]
+    install_import_hook([f"quern.{name}" for name in modules if name != "cli"], "beartype.beartype")
 
 import torch
+import torch.onnx
 
-settings.register_profile(
-    "quern",
-    deadline=None,
-    derandomize=True,
-    max_examples=30,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
+# Draws per law where a test does not say how many: in `make test`, `make quick` and `make full`.
+for profile, draws in {"quern": 30, "quick": 5, "full": 300}.items():
+    settings.register_profile(
+        profile,
+        deadline=None,
+        derandomize=True,
+        max_examples=draws,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
 settings.load_profile("quern")
 torch.set_num_threads(1)  # pytest runs two workers
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The second pass opens only the files that it takes tests from."""
+    if not config.getoption("markexpr").startswith("unchecked") or collection_path.suffix != ".py":
+        return None
+    return "mark.unchecked" not in collection_path.read_text("utf-8") or None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _translations_to_onnx_are_read_once() -> Iterator[None]:
+    """``torch.onnx.export`` reads its hundreds of translations anew at each call, half of the time that it takes."""
+    export = torch.onnx.export
+
+    def with_one_registry(*args: Any, **options: Any) -> Any:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+        patch.setattr(torch.onnx, "export", export)
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
+        return export(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.onnx, "export", with_one_registry)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import pytest
@@ -15,7 +16,20 @@ from quern import models
 from quern import nn as qnn
 from quern.graph import quaternion_shifts, quaternion_weights
 from quern.optim import ProximalAdam, ProximalSGD
-from quern.penalties import L1, L2, RQ, RQL, GammaL1, Penalty, shrink_
+from quern.penalties import (
+    COMPONENTS,
+    L1,
+    L2,
+    RQ,
+    RQL,
+    SQUARES,
+    GammaL1,
+    OfWeights,
+    Penalty,
+    ProximalMap,
+    Target,
+    shrink_,
+)
 
 PENALTIES = {
     "l1": L1(0.7),
@@ -68,12 +82,13 @@ def by_hand(terms: Penalty, net: nn.Sequential) -> float:
         "RQ": moduli.sum() / w.shape[1],
         "RQL": (moduli.sum() + np.abs(w).sum()) / w.shape[1],
         "GammaL1": np.abs(gamma).sum() / len(gamma),
-        "GammaL1 with_beta=True": np.sqrt(gamma**2 + (beta**2).sum(0)).sum() / len(gamma),
+        "GammaL1 with beta": np.sqrt(gamma**2 + (beta**2).sum(0)).sum() / len(gamma),
     }
     total = 0.0
     for term in terms.terms:
-        count = len(gamma) if "Gamma" in term.kind else w.shape[1]
-        total += term.weight * values[term.kind] * (1 if term.normalize else count)
+        count = len(gamma) if isinstance(term, GammaL1) else w.shape[1]
+        name = type(term).__name__ + (" with beta" if isinstance(term, GammaL1) and term.with_beta else "")
+        total += term.weight * values[name] * (1 if term.normalize else count)
     return total
 
 
@@ -337,3 +352,84 @@ def test_a_vanishing_step_leaves_weights_and_zeros_as_they_are(weight: float) ->
         layer(torch.zeros(2, 8)).sum().backward()
         optimizer.step()
         assert layer.weight.isfinite().all()
+
+
+class ElasticNet(OfWeights):
+    """A penalty of a user's own, of maps that are there."""
+
+    maps = (COMPONENTS, SQUARES)
+
+
+class Count(ProximalMap):
+    """A map of a user's own: the number of quaternions that are not zero."""
+
+    joint = True
+
+    def value(self, target: Target, dtype: torch.dtype) -> Tensor:
+        return (target.parameters[0].detach().norm(dim=0) > 0).sum().to(dtype)
+
+    def shrink_(self, target: Target, bound: float | Tensor) -> None:
+        weight = target.parameters[0]
+        weight.mul_(weight.square().sum(0) > 2 * bound)
+
+
+@dataclass(frozen=True, repr=False)
+class L0(OfWeights):
+    """The penalty of it, with an option of its own."""
+
+    _: KW_ONLY
+    at_least: int = 1
+    maps = (Count(),)
+
+
+def test_a_penalty_of_ones_own_is_one_like_ours() -> None:
+    net, other = drawn(6), drawn(6)
+    both = ElasticNet(0.3) + GammaL1(0.2)
+    torch.testing.assert_close(both(net), (L1(0.3) + L2(0.3) + GammaL1(0.2))(net))
+    both.prox(net, 0.5)
+    (L1(0.3) + L2(0.3) + GammaL1(0.2)).prox(other, 0.5)
+    for ours, theirs in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert repr(both) == "ElasticNet(0.3) + GammaL1(0.2)"
+    assert Penalty.from_list(both.to_list()) == both
+
+
+@pytest.mark.parametrize("optimizer", [ProximalAdam, ProximalSGD])
+def test_a_proximal_map_of_ones_own_makes_exact_zeros(optimizer: type[ProximalAdam | ProximalSGD]) -> None:
+    x = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0))
+    kept = shrunk(L0(0.5, normalize=False), x)
+    size = x.norm(dim=0)
+    assert torch.equal((kept == 0).all(0), size <= 1)  # the minimum of |x - w|²/2 + 0.5·[w ≠ 0]
+    assert torch.equal(kept[:, size > 1], x[:, size > 1])
+    half = shrunk(L0(1.0, normalize=False), x, torch.full((5, 3), 2.0))
+    assert torch.equal(half, kept)
+    net = drawn(7, zeros=0.0)
+    made = optimizer(net, L0(3.0, at_least=2), lr=1e-2)
+    for _ in range(3):
+        made.zero_grad()
+        net(torch.randn(9, 8, dtype=torch.float64)).square().sum().backward()
+        made.step()
+    assert repr(L0(3.0, at_least=2)) == "L0(3, at_least=2)"
+    assert Penalty.from_list(L0(3.0, at_least=2).to_list()) == L0(3.0, at_least=2)
+
+
+def test_two_penalties_of_one_name_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"^there is a penalty RQ already, in quern\.penalties: take another name\.$"):
+        type("RQ", (OfWeights,), {"__module__": __name__})
+
+
+def test_what_is_written_are_fields_and_older_spellings_are_read() -> None:
+    penalty = RQ(2.0, normalize=False) + GammaL1(1.0, with_beta=True)
+    assert penalty.to_list() == [
+        {"kind": "RQ", "weight": 2.0, "normalize": False},
+        {"kind": "GammaL1", "weight": 1.0, "normalize": True, "with_beta": True},
+    ]
+    old = {"weight": 1.0, "normalize": True}
+    assert Penalty.from_list([{"kind": "GammaL1 with_beta=True", **old}]) == GammaL1(1.0, with_beta=True)
+    assert Penalty.from_list([{"kind": "GammaL1", **old}]) == GammaL1(1.0)
+    for wrong in ({"kind": "GammaL2", **old}, {"kind": "OfWeights with_beta=True", **old}):
+        with pytest.raises(ValueError, match=r"^there is no penalty .*, only .*: import the module that has it$"):
+            Penalty.from_list([wrong])
+    for wrong in ({"kind": "RQ", **old, "with_beta": True}, {"kind": "RQ", **old, "weight": -1}, {"kind": "RQ"}, 3):
+        with pytest.raises(ValueError, match=r"cannot be made|not negative|missing|should be"):
+            Penalty.from_list([wrong])

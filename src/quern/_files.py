@@ -10,8 +10,17 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 
-__all__ = ["check_target", "claimed", "foreign_kind", "open_regular", "path_or_content", "printable", "replacing"]
-__all__ += ["sweep", "write_text"]
+__all__ = ["NotRegularError", "check_target", "claimed", "foreign_kind", "open_regular", "path_or_content", "printable"]
+__all__ += ["replacing", "sweep", "write_text"]
+
+
+class NotRegularError(OSError):
+    """A path that leads to something else than a regular file."""
+
+    @property
+    def kind(self) -> str:
+        """What it is: "a folder", or "not a regular file"."""
+        return str(self.strerror).removeprefix("it is ")
 
 
 @contextmanager
@@ -60,14 +69,14 @@ def _target(path: Path) -> tuple[Path, int | None]:
 
 def _check_regular(status: os.stat_result, path: Path) -> None:
     if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+        raise NotRegularError(errno.EISDIR, "it is a folder", str(path))
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        raise NotRegularError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """The regular file ``path``, open to be read; OSError if it is anything else, such as a pipe, for which opening
-    would wait for ever."""
+    """The regular file ``path``, open to be read; :class:`NotRegularError` if it is anything else, such as a pipe, for
+    which opening would wait for ever."""
     _check_regular(os.stat(path), path)  # before it is opened: opening a device may do something
     # It may have become a pipe meanwhile.
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -176,6 +185,6 @@ def sweep(folder: Path, names: Iterable[str]) -> None:
     the folder: what somebody is writing just now looks the same."""
     names = set(names)
     for path in folder.glob(".*.tmp"):
-        found = re.fullmatch(r"\.(.+)\.[^.]+\.tmp", path.name)
-        if found and found[1] in names and path.is_file() and not path.is_symlink():
+        match = re.fullmatch(r"\.(.+)\.[^.]+\.tmp", path.name)
+        if match and match[1] in names and path.is_file() and not path.is_symlink():
             path.unlink(missing_ok=True)

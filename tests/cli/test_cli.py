@@ -1,64 +1,37 @@
-"""The command as a user runs it: in processes of its own, killed and resumed, alone and in pairs."""
+"""The command as a whole: its help, and how soon it answers."""
 
-import json
-import os
-import random
-import re
-import resource
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import numpy as np
-import pytest
-from PIL import Image
-
-from quern.train import Result, checkpoint
-from tests.commands import environment, here, quern, refused, start
-
-pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
-
-TRAIN = ["--epochs", "3", "--heal", "2", "--penalty", "rql", "--lambda", "20", "--batch", "32", "--threads", "1"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "quern"]
-
-
-def same_weights(first: Path, second: Path) -> None:
-    for name in ("last.safetensors", "best.safetensors"):
-        ours, theirs = (checkpoint.load(folder / name)[0] for folder in (first, second))
-        assert ours.keys() == theirs.keys()
-        for key, value in ours.items():
-            assert np.array_equal(value.numpy(), theirs[key].numpy()), (name, key)
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """A run that nothing happened to, and what it said."""
-    folder = tmp_path_factory.mktemp("runs") / "straight"
-    return folder, *quern("train", *TRAIN, "--out", folder, "--json")
+from tests.commands import here
 
 
 def test_help_is_quick_and_has_examples() -> None:
     code = "import sys, quern.cli; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
-    out, _ = quern("train", "--help")
+    out, _ = here("train", "--help")
     assert "quern train --resume --out" in out
-    assert quern("--version")[0].startswith("quern ")
+    assert here("--version")[0].startswith("quern ")
 
 
 def test_looking_at_what_is_there_does_not_wait_for_torch(straight: tuple[Path, str, str]) -> None:
     results = Path(__file__).parents[2] / "results"
-    for arguments in (["show", straight[0]], ["show", results / "cifar10-43"], ["data", "list"], ["data", "verify"]):
-        code = f"import sys; sys.argv = {['quern', *map(str, arguments)]}; from quern.cli import main; main()"
-        imported = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules))"
-        done = subprocess.run([sys.executable, "-c", f"{imported}; {code}"], capture_output=True, text=True)
-        assert done.stdout.endswith("False\n"), (arguments, done)
+    commands = (["show", straight[0]], ["show", results / "cifar10-43"], ["data", "list"], ["data", "verify"])
+    code = f"""
+import contextlib, sys
+from quern.cli import main
+for arguments in {[list(map(str, command)) for command in commands]}:
+    sys.argv = ["quern", *arguments]
+    with contextlib.suppress(SystemExit):
+        main()
+    assert "torch" not in sys.modules, arguments
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_help_of_every_command() -> None:
-    from quern import models
-    from quern.cli._train import MODELS, REAL_MODELS
+    from quern.cli._options import MODELS
 
     commands = ("compress", "train", "show", "reproduce", "tune", "report", "compact", "export", "bench", "data fetch")
     for command in ("", *commands):
@@ -66,190 +39,5 @@ def test_help_of_every_command() -> None:
         assert "<bool>" not in out, command
         assert "<list[float]>" not in out, command
         assert "Examples:" in out or command in ("", "show", "data fetch"), command
-    assert {*MODELS, *REAL_MODELS} == set(models.BUILDERS)
     for command in ("compress", "train"):
         assert all(name in here(command, "--help")[0] for name in MODELS)
-
-
-def test_a_run_says_what_it_reached(straight: tuple[Path, str, str]) -> None:
-    folder, out, err = straight
-    result = Result.from_dict(json.loads((folder / "result.json").read_text()))
-    assert json.loads(out)["test_accuracy"] == result.test_accuracy
-    assert f"test accuracy {result.test_accuracy:.2%}" in err
-    assert len(re.findall(r"^epoch \d/5 (?:grind|heal) .* left$", err, re.MULTILINE)) == 5
-    config = json.loads((folder / "config.json").read_text())
-    assert config["settings"]["epochs"] == 3
-    assert config["environment"]["torch"]
-    assert config["sums"]
-    shown, _ = quern("show", folder)
-    assert f"test accuracy {result.test_accuracy:.2%}" in shown
-    assert "RQL(20)" in shown
-    assert "QLinear" in shown
-    assert len(quern("show", folder, "--history")[0].splitlines()) == len(shown.splitlines()) + 5
-
-
-def test_the_same_command_gives_the_same_weights(straight: tuple[Path, str, str], tmp_path: Path) -> None:
-    out, err = quern("train", *TRAIN, "--out", tmp_path / "run", "--quiet")
-    assert (out, err) == ("", "")
-    same_weights(tmp_path / "run", straight[0])
-
-
-def test_killed_at_random_moments_and_resumed_is_never_killed(straight: tuple[Path, str, str], tmp_path: Path) -> None:
-    folder, moments = tmp_path / "run", random.Random(0)
-    kills = 0
-    for attempt in range(40):
-        resume = (folder / "config.json").exists()
-        process = start("train", *(["--resume"] if resume else TRAIN), "--out", folder)
-        if attempt >= 5:
-            process.communicate(timeout=300)
-            assert process.returncode == 0
-            break
-        before = (folder / "last.safetensors").stat().st_mtime_ns if (folder / "last.safetensors").exists() else 0
-        while process.poll() is None:  # not before it trains again
-            now = (folder / "last.safetensors").stat().st_mtime_ns if (folder / "last.safetensors").exists() else 0
-            if now != before or (attempt == 0 and (folder / "config.json").exists()):
-                break
-            time.sleep(0.002)
-        time.sleep(moments.uniform(0, 0.4))
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.communicate()
-    assert kills >= 2
-    same_weights(folder, straight[0])
-    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-    assert [line["epoch"] for line in lines] == [1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_says_how_to_go_on(
-    straight: tuple[Path, str, str], tmp_path: Path, number: signal.Signals
-) -> None:
-    folder = tmp_path / "run"
-    process = start("train", *TRAIN, "--out", folder)
-    while not (folder / "history.jsonl").exists() and process.poll() is None:
-        time.sleep(0.005)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, err
-    assert f"stopped by {number.name}" in err
-    assert f"go on with: quern train --resume --out {folder}" in err
-    assert "Traceback" not in err
-    assert "not finished; go on with" in quern("show", folder)[0]
-    quern("train", "--resume", "--out", folder)
-    same_weights(folder, straight[0])
-
-
-def test_a_full_disk_leaves_the_old_files(straight: tuple[Path, str, str], tmp_path: Path) -> None:
-    """The system refuses to write more than 40,000 bytes to a file: enough for all but the checkpoint."""
-    folder = tmp_path / "run"
-    process = subprocess.run(
-        [sys.executable, "-m", "quern", "train", *TRAIN, "--out", str(folder), "--quiet"],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000)),
-        capture_output=True,
-        text=True,
-        env=environment(),
-    )
-    assert process.returncode == 1
-    assert process.stderr.count("\n") == 1, process.stderr
-    assert "last.safetensors could not be written" in process.stderr
-    assert "File too large" in process.stderr
-    assert sorted(p.name for p in folder.iterdir()) == ["best.safetensors", "config.json"]
-    quern("train", "--resume", "--out", folder, "--quiet")
-    same_weights(folder, straight[0])
-
-
-def test_two_processes_give_the_losses_of_one(tmp_path: Path) -> None:
-    options = [*TRAIN, "--dropout", "0", "--crop", "1", "--flip", "--quiet"]
-    quern("train", *options, "--out", tmp_path / "one")
-    quern("train", *options, "--out", tmp_path / "two", launcher=TORCHRUN)
-    one, two = (json.loads((tmp_path / run / "result.json").read_text()) for run in ("one", "two"))
-    for ours, theirs in zip(one["history"], two["history"], strict=True):
-        for key in ("loss", "val_loss", "penalty"):
-            assert ours[key] == pytest.approx(theirs[key], rel=2e-3), (ours["epoch"], key)
-        assert ours["quaternion_sparsity"] == pytest.approx(theirs["quaternion_sparsity"], abs=0.005)
-    assert one["history"][0]["loss"] == pytest.approx(two["history"][0]["loss"], rel=1e-5)
-    assert "trained by 2 processes" in refused("train", "--resume", "--out", tmp_path / "two", "--quiet")
-
-
-def test_a_lost_worker_ends_the_run_and_it_goes_on(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    process = start("train", *TRAIN, "--out", folder, launcher=TORCHRUN)
-    while not (folder / "history.jsonl").exists() and process.poll() is None:
-        time.sleep(0.005)
-    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    names = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in workers}
-    workers = [pid for pid, command in names.items() if b"train" in command]
-    assert len(workers) == 2
-    os.kill(int(workers[-1]), signal.SIGKILL)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode != 0
-    done = len((folder / "history.jsonl").read_text().splitlines())
-    assert 1 <= done < 5, err
-    assert not list(folder.glob(".*")), "no half-written files"
-    quern("train", "--resume", "--out", folder, "--quiet", launcher=TORCHRUN)
-    quern("train", *TRAIN, "--out", tmp_path / "straight", "--quiet", launcher=TORCHRUN)
-    same_weights(folder, tmp_path / "straight")
-
-
-def test_tensorboard_files_hold_the_history(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    quern("train", "--epochs", "2", "--batch", "200", "--tensorboard", "--quiet", "--out", tmp_path / "run")
-    events = EventAccumulator(str(tmp_path / "run" / "events"))
-    events.Reload()
-    history = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
-    for key in ("loss", "val_accuracy", "quaternion_sparsity"):
-        assert [e.step for e in events.Scalars(key)] == [1, 2]
-        assert [e.value for e in events.Scalars(key)] == pytest.approx([line[key] for line in history], rel=1e-5)
-
-
-def test_folders_and_npz_files_train(tmp_path: Path) -> None:
-    random_ = np.random.default_rng(0)
-    for name in ("cats", "dogs"):
-        (tmp_path / "set" / name).mkdir(parents=True)
-        for n in range(30):
-            pixels = random_.integers(0, 255, (12, 16, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "set" / name / f"{n}.png")
-    options = ["--epochs", "1", "--batch", "16", "--json"]
-    out, err = quern("train", "--dataset", tmp_path / "set", "--image-size", "12", *options)
-    assert "qresnet20" in err
-    assert json.loads(out.splitlines()[-1])["sparsity"]["neurons"] > 0
-    images = random_.integers(0, 255, (60, 8, 8), dtype=np.uint8)
-    np.savez(tmp_path / "set.npz", images=images, labels=np.arange(60) % 3)
-    out, err = quern("train", "--dataset", tmp_path / "set.npz", "--model", "digits_qcnn", *options)
-    assert "digits_qcnn" in err
-
-
-def test_bad_input_gets_one_sentence(straight: tuple[Path, str, str], tmp_path: Path) -> None:
-    assert "already holds a run" in refused("train", *TRAIN, "--out", straight[0])
-    assert "leave out --epochs, --lambda" in refused(
-        "train", "--resume", "--out", straight[0], "--epochs", "9", "--lambda", "1"
-    )
-    assert "does not hold the settings of a run" in refused("train", "--resume", "--out", tmp_path / "nowhere")
-    assert "--resume needs the folder" in refused("train", "--resume")
-    assert "each penalty needs its weight" in refused("train", "--penalty", "rq")
-    assert "no penalty l3" in refused("train", "--penalty", "l3", "--lambda", "1")
-    assert "not negative" in refused("train", "--penalty", "l1", "--lambda", "-1")
-    assert "--norm after_conv" in refused("train", "--penalty", "gamma", "--lambda", "1")
-    assert "no network vgg" in refused("train", "--model", "vgg")
-    assert "does not take images of 1 x 8 x 8" in refused("train", "--model", "cifar_qcnn")
-    assert "no data set" in refused("train", "--dataset", tmp_path / "nothing")
-    assert "does not hold a run" in refused("show", tmp_path)
-    (tmp_path / "file").write_text("")
-    assert "cannot be written to" in refused("train", *TRAIN, "--out", tmp_path / "file" / "run")
-    assert "seed is" in refused("train", *TRAIN, "--seed", 10**20)
-    assert "at least one" in refused("train", "--threads", "0")
-    assert "no epochs" in refused("train", "--epochs", "0")
-    assert "File name too long" in refused("train", "--out", "x" * 300)
-    early = tmp_path / "early"  # a mistake that shows late does not spoil the folder
-    assert "no device warp" in refused("train", "--device", "warp", "--quiet", "--out", early)
-    quern("train", "--epochs", "1", "--quiet", "--out", early)
-    (early / "result.json").rename(early / "away")
-    for line in ('{"epoch": 1', "3", "{}"):
-        (early / "history.jsonl").write_text(line)
-        assert "does not hold the history of a run" in refused("show", early)
-    (early / "config.json").write_text((early / "config.json").read_text().replace('"epochs": 1', '"epochs": "one"'))
-    out, err = quern("show", early, code=1)  # where tests check types, they would say more
-    assert (out, err.count("\n")) == ("", 1)
-    assert "does not hold settings of quern" in err

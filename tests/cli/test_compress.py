@@ -145,10 +145,10 @@ def test_the_folder_of_a_run_stands_for_its_small_network(budget: tuple[Path, st
 def test_the_folder_of_the_python_function_is_known_too(budget: tuple[Path, str, str], tmp_path: Path) -> None:
     """It says nothing of a command."""
     for name in ("config.json", "record.json"):
-        found = json.loads((budget[0] / name).read_text())
+        content = json.loads((budget[0] / name).read_text())
         kept = {
-            key: found[key]
-            for key in found
+            key: content[key]
+            for key in content
             if key in ("environment", "settings", "dense", "small", "history", "layers", "answers")
         }
         (tmp_path / name).write_text(json.dumps(kept))
@@ -179,8 +179,8 @@ def test_a_mistake_that_shows_late_does_not_spoil_the_folder(tmp_path: Path) -> 
 
 
 def test_bytes_have_units() -> None:
-    found = {text: _bytes(text) for text in ("65536", "64k", "64 K", "64kB", "1M", "0.5m", "10b")}
-    assert list(found.values()) == [65536, 65536, 65536, 65536, 2**20, 2**19, 10]
+    sizes = {text: _bytes(text) for text in ("65536", "64k", "64 K", "64kB", "1M", "0.5m", "10b")}
+    assert list(sizes.values()) == [65536, 65536, 65536, 65536, 2**20, 2**19, 10]
     assert _bytes(None) is None
     for wrong in ("", "k", "-1", "1G", "1e3", "nan"):
         with pytest.raises(TrainingError, match=r"^--max-bytes is .*\.$"):

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from quern import compact as package
 from quern import models
 from quern import nn as qnn
 from quern.compact import plan
@@ -56,7 +59,7 @@ def assert_copies_alike(found: Any, model: Any) -> None:
     assert found.frozen is not model.frozen
 
 
-def test_a_copy_in_float64_is_a_deep_copyin_float64() -> None:
+def test_a_copy_in_float64_is_a_deep_copy_in_float64() -> None:
     model = Holder().eval()
     found, wanted = in_float64(model, floating(model)), copy.deepcopy(model).double()
     assert isinstance(found, Holder)
@@ -85,6 +88,42 @@ def test_reading_with_a_memory_finds_the_same(seed: int) -> None:
     assert len(values) == len(same_values)
     for one, other in zip(tensors_of(outs), tensors_of(same_outs), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def fill_zeros_(model: nn.Module) -> None:
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.where(p == 0, torch.rand_like(p) + 0.5, p))
+
+
+@pytest.mark.parametrize("full", [False, True])
+@settings(max_examples=40)
+@given(st.integers(0, 1 << 30))
+def test_large_networks_get_the_plans_that_small_ones_get(full: bool, seed: int) -> None:
+    drawn = draw(random.Random(seed))
+    model = drawn.model.float()
+    if full:
+        fill_zeros_(model)
+    inputs = tuple(x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in drawn.inputs[0])
+    wanted = plan(model, inputs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(package, "_LARGE", -1)
+        assert plan(model, inputs) == wanted
+
+
+def test_a_large_network_that_keeps_all_it_has_is_not_copied_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[nn.Module] = []
+    monkeypatch.setattr(package, "in_float64", lambda model, types: copies.append(model) or in_float64(model, types))
+    model, x = models.digits_qcnn(norm="after_conv"), torch.rand(2, 1, 8, 8)
+    assert not plan(model, x).layers
+    assert len(copies) == 1
+    monkeypatch.setattr(package, "_LARGE", -1)
+    assert not plan(model, x).layers
+    assert len(copies) == 1
+    assert isinstance(model[1], qnn.QBatchNorm2d)
+    model[1].weight.data[1] = 0  # then something goes, and is looked at closely
+    assert plan(model, x).layers
+    assert len(copies) == 2
 
 
 def test_a_layer_on_another_input_is_run_again() -> None:

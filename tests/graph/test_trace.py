@@ -227,3 +227,7 @@ def test_what_is_no_example_is_said_by_all(use: Callable[..., Any]) -> None:
             use(model, given)
     with pytest.raises(CompactionError, match=r"^the third argument is an optimizer, but 0\.001 was given: .*\.$"):
         compact(model, torch.ones(2, 8), 1e-3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(
+        CompactionError, match=r"^the third argument .* a tensor was given: several inputs are one tuple"
+    ):
+        compact(model, torch.ones(2, 8), torch.ones(2, 8))  # pyright: ignore[reportArgumentType]

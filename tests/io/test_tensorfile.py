@@ -44,9 +44,9 @@ def bits(t: Tensor) -> bytes:
 def parts(content: bytes) -> tuple[bytes, bytes]:
     """The header with zeros in the place of its checksum, and the tensors."""
     start = 8 + int.from_bytes(content[:8], "little")
-    found = MARK.search(content)
-    assert found is not None
-    return content[: found.start(1)] + b"0" * 64 + content[found.end(1) : start], content[start:]
+    mark = MARK.search(content)
+    assert mark is not None
+    return content[: mark.start(1)] + b"0" * 64 + content[mark.end(1) : start], content[start:]
 
 
 def checksum_in_pieces(content: bytes) -> str:
@@ -60,9 +60,9 @@ def checksum_of_all(content: bytes) -> str:
 
 
 def resealed(content: bytes, checksum: Any) -> bytes:
-    found = MARK.search(content)
-    assert found is not None
-    return content[: found.start(1)] + checksum(content).encode() + content[found.end(1) :]
+    mark = MARK.search(content)
+    assert mark is not None
+    return content[: mark.start(1)] + checksum(content).encode() + content[mark.end(1) :]
 
 
 LAYOUTS = {
@@ -77,15 +77,15 @@ LAYOUTS = {
 
 @st.composite
 def some_tensors(draw: st.DrawFn) -> dict[str, Tensor]:
-    found = {}
+    tensors = {}
     for name in draw(st.lists(st.text('ab.é"\\ ', min_size=1, max_size=6), max_size=5, unique=True)):
         dtype = draw(st.sampled_from(list(TYPES.values())))
         shape = draw(st.lists(st.integers(0, 7), max_size=4))
         raw = torch.randint(0, 2 if dtype == torch.bool else 256, (*shape, dtype.itemsize), dtype=torch.uint8)
         tensor = raw.view(dtype).squeeze(-1) if shape else raw.view(dtype).reshape(())
         change = LAYOUTS[draw(st.sampled_from(list(LAYOUTS)))]
-        found[name] = change(tensor) if shape and shape[0] else tensor
-    return found
+        tensors[name] = change(tensor) if shape and shape[0] else tensor
+    return tensors
 
 
 @settings(max_examples=150)
@@ -109,9 +109,9 @@ def test_what_is_written_is_what_others_read(
         floats = {name: t for name, t in tensors.items() if t.is_floating_point()}
         assert set(spoilt) == {name for name, t in floats.items() if not t.double().isfinite().all()}
         large = sum(t.numel() * t.element_size() for t in tensors.values()) > piece
-        found = MARK.search(content)
-        assert found is not None
-        assert found[1].decode() == (checksum_in_pieces if large else checksum_of_all)(content)
+        mark = MARK.search(content)
+        assert mark is not None
+        assert mark[1].decode() == (checksum_in_pieces if large else checksum_of_all)(content)
         if large:  # as files were before there were pieces
             old = content[8 : 8 + int.from_bytes(content[:8], "little")].replace(b'"pieces":"%d",' % piece, b"")
             old = len(old).to_bytes(8, "little") + old + parts(content)[1]
@@ -140,9 +140,9 @@ def large() -> tuple[dict[str, Tensor], bytes]:
 def test_a_flipped_bit_in_any_piece_is_found(large: tuple[dict[str, Tensor], bytes]) -> None:
     tensors, content = large
     assert len(content) > 4 * PIECE
-    found, spoilt = read(content)
+    loaded, spoilt = read(content)
     assert not spoilt
-    assert all(torch.equal(found[name], t) for name, t in tensors.items())
+    assert all(torch.equal(loaded[name], t) for name, t in tensors.items())
     start = len(parts(content)[0])
     places = [start, len(content) - 1, *(start + n * PIECE + d for n in range(1, 5) for d in (-1, 0))]
     for place in places:
@@ -158,8 +158,8 @@ def test_a_flipped_bit_in_any_piece_is_found(large: tuple[dict[str, Tensor], byt
 
 def test_pieces_of_another_size_are_refused(large: tuple[dict[str, Tensor], bytes]) -> None:
     _, content = large
-    for said in (b"1048576", b"0000000", b"xxxxxxx"):
-        wrong = content.replace(b'"pieces":"%d"' % PIECE, b'"pieces":"%s"' % said)
+    for size in (b"1048576", b"0000000", b"xxxxxxx"):
+        wrong = content.replace(b'"pieces":"%d"' % PIECE, b'"pieces":"%s"' % size)
         assert wrong != content
         with pytest.raises(Wrong, match="its checksum is of a kind that is not known here"):
             read(resealed(wrong, checksum_in_pieces))
@@ -169,8 +169,8 @@ def test_pieces_of_another_size_are_refused(large: tuple[dict[str, Tensor], byte
 
 def test_each_tensor_has_memory_of_its_own(large: tuple[dict[str, Tensor], bytes]) -> None:
     _, content = large
-    found, _ = read(content)
-    assert all(t.untyped_storage().nbytes() == t.numel() * t.element_size() for t in found.values())
+    loaded, _ = read(content)
+    assert all(t.untyped_storage().nbytes() == t.numel() * t.element_size() for t in loaded.values())
 
 
 def test_shapes_that_cannot_be_are_refused() -> None:
@@ -196,7 +196,7 @@ import sys
 from pathlib import Path
 import torch
 from quern import io
-from tests.test_tensorfile import wide
+from tests.io.test_tensorfile import wide
 
 def of_process(what):
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(what))

@@ -275,8 +275,8 @@ def test_a_record_that_counts_zeros_by_components_is_replaced_if_that_differs(lo
 def test_the_records_that_come_with_quern_can_be_read(dataset: str) -> None:
     for run, record in records.read(ROOT / "results"):
         if run.dataset == dataset:
-            terms = record["settings"]["penalty"] or []
-            assert any("with_beta" in term["kind"] for term in terms) == (run.method == "gamma-beta-bn")
+            penalty = Settings.from_dict(record["settings"]).penalty
+            assert ("with_beta=True" in repr(penalty)) == (run.method == "gamma-beta-bn")
 
 
 def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(local: Local, tmp_path: Path) -> None:

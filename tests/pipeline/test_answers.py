@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from quern.data import Images, ImageSet, digits
-from quern.pipeline.answers import OF_EACH_KIND, counted, judged, samples
+from quern.pipeline._answers import OF_EACH_KIND, counted, judged, samples
 from quern.records import Answers
 
 

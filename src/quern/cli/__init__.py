@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import quern
-from quern.cli import _compress, _data, _models, _report, _reproduce, _show, _train, _tune
+from quern.cli import _bench, _compact, _compress, _data, _export, _report, _reproduce, _show, _train, _tune
 from quern.cli._console import err_console, say, warnings_as_sentences
 from quern.cli._help import Command, Group
 from quern.errors import QuernError, Stopped
@@ -32,9 +32,9 @@ for _function, _examples in (
     (_reproduce.reproduce, _reproduce.EXAMPLES),
     (_tune.tune, _tune.EXAMPLES),
     (_report.report, _report.EXAMPLES),
-    (_models.compact, _models.COMPACT_EXAMPLES),
-    (_models.export, _models.EXPORT_EXAMPLES),
-    (_models.bench, _models.BENCH_EXAMPLES),
+    (_compact.compact, _compact.EXAMPLES),
+    (_export.export, _export.EXAMPLES),
+    (_bench.bench, _bench.EXAMPLES),
 ):
     app.command(cls=Command, epilog=_examples)(_function)
 app.add_typer(_data.app, name="data")

@@ -3,33 +3,20 @@
 import inspect
 import json
 import re
-import shlex
-import sys
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quern.cli import _train
+from quern.cli import _options, _run
 from quern.cli._console import err_console, out_console, say
 from quern.cli._folder import is_compressed
-from quern.cli._models import network_file
-from quern.cli._train import (
-    DATASET_HELP,
-    MODELS,
-    NORM_HELP,
-    DataDir,
-    Dropout,
-    Gray,
-    ImageSize,
-    Json,
-    Names,
-    Norm,
-    Quiet,
-)
+from quern.cli._network import network_file
+from quern.cli._options import MODELS, NORM_HELP, of_network, of_phases, of_run, of_steps
 from quern.errors import TrainingError
-from quern.records import CompressConfig, schema
+from quern.records import Budget, CompressConfig, schema
 
 if TYPE_CHECKING:
     from quern.data import ImageSet
@@ -57,90 +44,81 @@ Examples:
   quern compress --resume --out runs/cifar
 """
 
-_run = partial(typer.Option, rich_help_panel="The run")
-_budget = partial(typer.Option, rich_help_panel="Budget (default: --max-drop 1)")
-_phase = partial(typer.Option, rich_help_panel="Penalty and phases")
-_step = partial(typer.Option, rich_help_panel="Steps")
-_network = partial(typer.Option, rich_help_panel="Network and data")
-_machine = partial(typer.Option, rich_help_panel="Machine")
+of_budget = partial(typer.Option, rich_help_panel="Budget (default: --max-drop 1)")
 
-Out = Annotated[Path, _run(help="Folder for networks, ONNX files and the record; a new one unless --resume.")]
-Resume = Annotated[bool, _run("--resume", help="Go on with what is in --out, with its own settings.")]
-Start = Annotated[Path | None, _network(help="A network that is trained already: a run's folder or a file of quern.")]
-Lambda = Annotated[list[float] | None, _phase("--lambda", help="Weight of each --penalty, in order; without a budget.")]
 # Epochs of the three stages, learning rate and batch: small sets need more epochs and larger steps.
 _DEFAULTS = {"epochs": 12, "grind": 6, "heal": 24, "lr": 2e-3, "batch": 100}
 _DIGITS = {"epochs": 20, "grind": 20, "heal": 60, "lr": 5e-3, "batch": 64}
-_OF_STAGES = ("epochs", "grind", "heal", "heal_lr", "distill", "lr", "batch", "crop", "flip", "seed", "device")
-_OF_STAGES += ("weight_decay", "label_smoothing")
-_OF_BUDGET = ("max_neurons", "max_params", "max_bytes", "min_speedup", "max_drop")
 
 
 def compress(
     context: typer.Context,
-    out: Out,
-    dataset: Annotated[str, _network(help=DATASET_HELP)] = "digits",
-    data_dir: DataDir = None,
-    image_size: ImageSize = None,
-    gray: Gray = None,
+    out: Annotated[Path, of_run(help="Folder for networks, ONNX files and the record; a new one unless --resume.")],
+    dataset: _options.Dataset = "digits",
+    data_dir: _options.DataDirOfRun = None,
+    image_size: _options.ImageSize = None,
+    gray: _options.Gray = None,
     model: Annotated[
-        str | None, _network(help=f"{', '.join(MODELS)}.", show_default="by data set; qresnet20 for yours")
+        str | None,
+        of_network(help=f"{', '.join(MODELS)}.", show_default="by data set; qresnet20 for yours"),
     ] = None,
     norm: Annotated[
-        Norm | None,
-        _network(metavar="<norm>", help=NORM_HELP, show_default="after_conv, where the network takes it"),
+        _options.NormName | None,
+        of_network(metavar="<norm>", help=NORM_HELP, show_default="after_conv, where the network takes it"),
     ] = None,
-    dropout: Dropout = None,
-    start: Start = None,
-    resume: Resume = False,
-    max_neurons: Annotated[int | None, _budget(help="Quaternion neurons the small network may have.")] = None,
-    max_params: Annotated[int | None, _budget(help="Parameters the small network may have.")] = None,
-    max_bytes: Annotated[str | None, _budget(help="Bytes its file may have: 65536, 64k, 1M.")] = None,
+    dropout: _options.Dropout = None,
+    start: Annotated[
+        Path | None, of_network(help="A network that is trained already: a run's folder or a file of quern.")
+    ] = None,
+    resume: Annotated[bool, of_run("--resume", help="Go on with what is in --out, with its own settings.")] = False,
+    max_neurons: Annotated[int | None, of_budget(help="Quaternion neurons the small network may have.")] = None,
+    max_params: Annotated[int | None, of_budget(help="Parameters the small network may have.")] = None,
+    max_bytes: Annotated[str | None, of_budget(help="Bytes its file may have: 65536, 64k, 1M.")] = None,
     min_speedup: Annotated[
-        float | None, _budget(help="How many times faster it is to be: onnxruntime, one image, one thread.")
+        float | None, of_budget(help="How many times faster it is to be: onnxruntime, one image, one thread.")
     ] = None,
-    max_drop: Annotated[float | None, _budget(help="Points of accuracy it may lose.")] = None,
-    penalty: Names = None,
-    lambda_: Lambda = None,
-    epochs: Annotated[int | None, _phase(help="Epochs of the dense network.", show_default="12; 20 for digits")] = None,
-    grind: Annotated[int | None, _phase(help="Epochs with the penalty.", show_default="6; 20 for digits")] = None,
-    heal: Annotated[int | None, _phase(help="Epochs without it after.", show_default="24; 60 for digits")] = None,
-    heal_lr: Annotated[float | None, _phase(help="Learning rate while healing.", show_default="--lr")] = None,
+    max_drop: Annotated[float | None, of_budget(help="Points of accuracy it may lose.")] = None,
+    penalty: _options.PenaltyNames = None,
+    lambda_: Annotated[
+        list[float] | None, of_phases("--lambda", help="Weight of each --penalty, in order; without a budget.")
+    ] = None,
+    epochs: Annotated[
+        int | None, of_phases(help="Epochs of the dense network.", show_default="12; 20 for digits")
+    ] = None,
+    grind: Annotated[int | None, of_phases(help="Epochs with the penalty.", show_default="6; 20 for digits")] = None,
+    heal: Annotated[int | None, of_phases(help="Epochs without it after.", show_default="24; 60 for digits")] = None,
+    heal_lr: _options.HealLr = None,
     distill: Annotated[
-        float, _phase(help="Share of the loss, while healing, that asks for the dense network's answers.")
+        float, of_phases(help="Share of the loss, while healing, that asks for the dense network's answers.")
     ] = 0.0,
-    lr: Annotated[float | None, _step(help="Learning rate.", show_default="0.002; 0.005 for digits")] = None,
-    batch: Annotated[int | None, _step(help="Images per step.", show_default="100; 64 for digits")] = None,
-    weight_decay: Annotated[float, _step(help="Decoupled weight decay.")] = 0.0,
-    label_smoothing: Annotated[float, _step(help="Label smoothing.")] = 0.0,
-    crop: Annotated[int, _step(help="Shift images at random by up to this many pixels.")] = 0,
-    flip: Annotated[bool, _step("--flip", help="Mirror half of the images.")] = False,
-    seed: Annotated[int, _step(help="The same command with the same seed gives the same weights.")] = 0,
-    device: Annotated[str, _machine(help="cpu, cuda, ...")] = "cpu",
-    threads: Annotated[int | None, _machine(help="CPU threads.", show_default="all cores")] = None,
-    quiet: Quiet = False,
-    json_: Json = False,
+    lr: Annotated[float | None, of_steps(help="Learning rate.", show_default="0.002; 0.005 for digits")] = None,
+    batch: Annotated[int | None, of_steps(help="Images per step.", show_default="100; 64 for digits")] = None,
+    weight_decay: Annotated[float, of_steps(help="Decoupled weight decay.")] = 0.0,
+    label_smoothing: _options.LabelSmoothing = 0.0,
+    crop: _options.Crop = 0,
+    flip: _options.Flip = False,
+    seed: _options.Seed = 0,
+    device: _options.Device = "cpu",
+    threads: _options.Threads = None,
+    quiet: _options.QuietRun = False,
+    json_: _options.JsonOfRun = False,
 ) -> None:
     """Train a network, make it small within a budget, export it, and compare it with the dense one."""
     if resume:
-        path = _train.resumed(out, {name for name in context.params if _train.explicit(context, name)})
+        path = _run.config_to_resume(context, out)
         config = dict(schema.read(path, CompressConfig, "a run of quern compress", "restore it, or begin again"))
     else:
-        given = context.params
-        stages = {name: given[name] for name in _OF_STAGES if given[name] is not None}
+        limits = {field.name: context.params[field.name] for field in fields(Budget)}
+        stages = {**_run.settings_among(context.params), "grind": grind}
         config = {
-            "command": shlex.join(["quern", *sys.argv[1:]]),
-            "dataset": _train.dataset_name(dataset),
-            "data_dir": str(data_dir.resolve()) if data_dir else None,
-            "image_size": image_size,
-            "gray": gray,
-            "model": model,
+            **_run.config_of_run(context.params),
             "start": str(start.resolve()) if start else None,
-            "options": {k: v for k, v in (("norm", norm), ("dropout", dropout)) if v is not None},
-            "threads": threads,
-            "penalty": _penalty(penalty, lambda_, any(given[name] is not None for name in _OF_BUDGET)),
-            "budget": {**{name: given[name] for name in _OF_BUDGET}, "max_bytes": _bytes(max_bytes)},
-            "stages": {**(_DIGITS if dataset == "digits" else _DEFAULTS), **stages},
+            "penalty": _penalty(penalty, lambda_, any(limit is not None for limit in limits.values())),
+            "budget": {**limits, "max_bytes": _bytes(max_bytes)},
+            "stages": {
+                **(_DIGITS if dataset == "digits" else _DEFAULTS),
+                **{name: value for name, value in stages.items() if value is not None},
+            },
         }
         if start is not None:
             if epochs is not None or model is not None or norm is not None or dropout is not None:
@@ -159,23 +137,23 @@ def _penalty(names: list[str] | None, weights: list[float] | None, budget: bool)
         if not budget:
             raise TrainingError("a penalty needs its --lambda, or a budget that chooses it, such as --max-drop 0.5.")
         weights = [1.0] * len(names)
-    return _train.penalty_terms(names, weights, plain_sums=False)
+    return _run.penalty_terms(names, weights, plain_sums=False)
 
 
 def _bytes(text: str | None) -> int | None:
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmM]?)[bB]?", text.strip())
-    if not found:
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmM]?)[bB]?", text.strip())
+    if not size:
         raise TrainingError(f"--max-bytes is {text}, but must be a number such as 65536, 64k or 1M.")
-    return round(float(found[1]) * {"": 1, "k": 1024, "m": 1024**2}[found[2].lower()])
+    return round(float(size[1]) * {"": 1, "k": 1024, "m": 1024**2}[size[2].lower()])
 
 
 def _with_norm(config: dict[str, Any], images: "ImageSet") -> dict[str, Any]:
     """Penalties of neurons need batch normalisation, which some networks have anyway."""
     from quern import models
 
-    build = models.BUILDERS.get(_train.model_name(config, images))
+    build = models.BUILDERS.get(_run.model_name(config, images))
     takes = build is not None and "norm" in inspect.signature(build).parameters
     return {**config, "options": {**({"norm": "after_conv"} if takes else {}), **config["options"]}}
 
@@ -186,36 +164,35 @@ def _compress(config: dict[str, Any], out: Path, resume: bool, quiet: bool, json
     from quern import io
     from quern.bench.machine import facts
     from quern.penalties import Penalty
-    from quern.pipeline import Budget, compress
+    from quern.pipeline import compress
     from quern.report import write_run_report
     from quern.train import Settings
 
-    _train.set_threads(config["threads"])
+    _run.set_threads(config["threads"])
     path = out / "config.json" if resume else None
     budget = schema.checked(path, config["budget"], Budget, "a budget")  # before any download, as are the settings
     epochs = config["stages"]["epochs"] + config["stages"]["grind"]
     Settings.from_dict({**config["stages"], "epochs": epochs, "penalty": config["penalty"]}, path)
     if not resume and (out / "config.json").exists():
         raise TrainingError(f"{out} already holds a run: go on with --resume, or choose another folder.")
-    images = _train.images_of(config, out, resume, quiet)
+    images = _run.load_images(config, out, resume, quiet)
     stages = dict(config["stages"])
     stages["batch"] = min(stages["batch"], len(images.train))
     torch.manual_seed(stages["seed"])
     if config["start"] is not None:
         if is_compressed(Path(config["start"])):
-            said = f"{config['start']} is a run of quern compress: start from its folder dense or small."
-            raise TrainingError(said)
+            raise TrainingError(f"{config['start']} is a run of quern compress: start from its folder dense or small.")
         network = io.load(network_file(Path(config["start"])))
-        _train.check_images(network, images, config["start"])
+        _run.check_takes(network, images, config["start"])
     else:
-        network = _train.build(_with_norm(config, images), images)
+        network = _run.build_network(_with_norm(config, images), images)
     if not resume:
         config = {**config, "threads": torch.get_num_threads(), "sums": images.sums, "environment": facts()}
     if not quiet:
         count = sum(p.numel() for p in network.parameters())
         say(f"{images.name}: {len(images.train):,} images to train, {len(images.val):,} to validate", err_console)
-        say(f"{config['start'] or _train.model_name(config, images)}: {count:,} parameters", err_console)
-    found = compress(
+        say(f"{config['start'] or _run.model_name(config, images)}: {count:,} parameters", err_console)
+    comparison = compress(
         network,
         images,
         penalty=None if config["penalty"] is None else Penalty.from_list(config["penalty"]),
@@ -223,20 +200,20 @@ def _compress(config: dict[str, Any], out: Path, resume: bool, quiet: bool, json
         **stages,
         out=out,
         resume=resume,
-        watchers=_train.watchers(out, False, quiet, True),
+        watchers=_run.make_watchers(out, quiet),
         tell=(lambda _: None) if quiet else (lambda text: say(text, err_console)),
         about=config,
     )
     report = write_run_report(out)
     if not quiet:
         console = err_console if json_ else out_console
-        console.print(found, highlight=False, soft_wrap=True)
+        console.print(comparison, highlight=False, soft_wrap=True)
         say(f"in {out}: small/model.safetensors, small/model.onnx, record.json", err_console)
         say(f"the report: {report}", err_console)
     if json_:
-        typer.echo(json.dumps(found.to_dict()))
-    missed = "; ".join(str(verdict) for verdict in found.verdicts() if not verdict.met)
-    if quiet and (found.useless or missed):  # else the table has said it
-        say(f"quern: {found.useless or f'the budget was missed: {missed}.'}", err_console)
-    if found.useless or missed:
-        raise typer.Exit(AT_CHANCE if found.useless else MISSED)
+        typer.echo(json.dumps(comparison.to_dict()))
+    missed = "; ".join(str(verdict) for verdict in comparison.verdicts() if not verdict.met)
+    if quiet and (comparison.useless or missed):  # else the table has said it
+        say(f"quern: {comparison.useless or f'the budget was missed: {missed}.'}", err_console)
+    if comparison.useless or missed:
+        raise typer.Exit(AT_CHANCE if comparison.useless else MISSED)

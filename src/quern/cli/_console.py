@@ -26,13 +26,13 @@ def warnings_as_sentences() -> Iterator[None]:
     """Warnings of quern as one sentence on standard error, each once; those of others as Python shows them."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", QuernWarning)
-        others, said = warnings.showwarning, set[str]()
+        others, shown = warnings.showwarning, set[str]()
 
         def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
             if not issubclass(category, QuernWarning):
                 others(message, category, *place, **more)
-            elif str(message) not in said:  # Python itself forgets what it showed whenever somebody sets a filter
-                said.add(str(message))
+            elif str(message) not in shown:  # Python itself forgets what it showed whenever somebody sets a filter
+                shown.add(str(message))
                 say(f"quern: warning: {message}", err_console)
 
         warnings.showwarning = show

@@ -1,16 +1,15 @@
 """``quern data``."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from quern.cli._console import Fetching, say
 from quern.cli._help import Command, Group
+from quern.cli._options import FETCHED, DataDir, Quiet
 from quern.errors import QuernError
 
 app = typer.Typer(help="Data sets: what there is, fetching, checking.", no_args_is_help=True, cls=Group)
-DataDir = Annotated[Path | None, typer.Option(help="A folder with the original files of the data set.")]
 
 
 @app.command("list", cls=Command)
@@ -31,9 +30,9 @@ def data_list() -> None:
 
 @app.command("fetch", cls=Command)
 def data_fetch(
-    names: Annotated[list[str], typer.Argument(help="mnist, cifar10")],
+    names: Annotated[list[str], typer.Argument(help=", ".join(FETCHED))],
     data_dir: DataDir = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Fetch data sets into the cache, and check them."""
     from quern import data
@@ -48,7 +47,7 @@ def data_fetch(
 @app.command("verify", cls=Command)
 def data_verify(
     names: Annotated[
-        list[str] | None, typer.Argument(help="mnist, cifar10", show_default="those that were fetched")
+        list[str] | None, typer.Argument(help=", ".join(FETCHED), show_default="those that were fetched")
     ] = None,
 ) -> None:
     """Check the data sets in the cache against their published SHA-256 sums."""

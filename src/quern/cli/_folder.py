@@ -18,10 +18,10 @@ def is_compressed(run: Path) -> bool:
 
 def how_to_go_on(run: Path) -> str:
     """The command that goes on with what is in a folder."""
-    about = begun(run)
-    if about is not None and "stages" not in about:
+    config = begun(run)
+    if config is not None and "stages" not in config:
         return "quern.compress(..., resume=True)"
-    return f"quern {'train' if about is None else 'compress'} --resume --out {shlex.quote(str(run))}"
+    return f"quern {'train' if config is None else 'compress'} --resume --out {shlex.quote(str(run))}"
 
 
 def begun(run: Path) -> Begun | None:

@@ -18,11 +18,11 @@ Examples:
   quern report runs/digits                      (of quern compress)
 """
 
-Folders = Annotated[
+_Folders = Annotated[
     list[Path] | None,
     typer.Argument(metavar="FOLDER", help="Records of quern reproduce, or a run of quern compress; else results."),
 ]
-Out = Annotated[
+_Out = Annotated[
     Path | None,
     typer.Option(
         help="Folder for the report; of several, one in it for each.", show_default="report; a run's own folder"
@@ -30,7 +30,7 @@ Out = Annotated[
 ]
 
 
-def report(folders: Folders = None, out: Out = None) -> None:
+def report(folders: _Folders = None, out: _Out = None) -> None:
     """Make pages, figures and tables from records: one HTML file that needs nothing else."""
     from quern.report import write_report, write_run_report
 

@@ -2,15 +2,16 @@
 
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from quern.cli._console import Fetching, err_console, out_console, say
+from quern.cli._options import DataDirOfPaper, of_what, of_where
 from quern.errors import RecordError
 from quern.records import check_writable
+from quern.records.text import clock
 
 if TYPE_CHECKING:
     from quern.paper import Task
@@ -29,15 +30,13 @@ Examples:
   quern reproduce all --backend dask --address tcp://scheduler:8786
 """
 
-_what = partial(typer.Option, rich_help_panel="What")
-_where = partial(typer.Option, rich_help_panel="Where")
-What = Annotated[
+_What = Annotated[
     Literal["table1", "table2", "figure1", "figure2", "all"],
     typer.Argument(help="A table or figure of the paper, or all of them."),
 ]
-Datasets = Annotated[
+_Datasets = Annotated[
     list[str] | None,
-    _what("--dataset", help="mnist, cifar10 or digits; repeat it for several.", show_default="paper's"),
+    of_what("--dataset", help="mnist, cifar10 or digits; repeat it for several.", show_default="paper's"),
 ]
 # What the paper shows on which data.
 _PAPER_DATASETS = {
@@ -49,26 +48,26 @@ _PAPER_DATASETS = {
 
 
 def reproduce(
-    what: What,
-    dataset: Datasets = None,
-    seeds: Annotated[int, _what(help="Runs of each kind, with seeds from 0 on.")] = 1,
-    epochs: Annotated[int | None, _what(help="Epochs of each run.", show_default="20; 12 for cifar10")] = None,
-    family: Annotated[list[str] | None, _what(help="Only this family: paper, quern or real.")] = None,
-    method: Annotated[list[str] | None, _what(help="Only this method: none, l2, l1, rq, rql, ...")] = None,
+    what: _What,
+    dataset: _Datasets = None,
+    seeds: Annotated[int, of_what(help="Runs of each kind, with seeds from 0 on.")] = 1,
+    epochs: Annotated[int | None, of_what(help="Epochs of each run.", show_default="20; 12 for cifar10")] = None,
+    family: Annotated[list[str] | None, of_what(help="Only this family: paper, quern or real.")] = None,
+    method: Annotated[list[str] | None, of_what(help="Only this method: none, l2, l1, rq, rql, ...")] = None,
     lambdas: Annotated[
-        Path | None, _what(help="Weights of the penalties, as quern tune writes them.", show_default="quern's own")
+        Path | None, of_what(help="Weights of the penalties, as quern tune writes them.", show_default="quern's own")
     ] = None,
-    dry_run: Annotated[bool, _what("--dry-run", help="Say what would be run, and how long it would take.")] = False,
-    results: Annotated[Path, _where(help="Folder of the records; what is there already is not run again.")] = Path(
+    dry_run: Annotated[bool, of_what("--dry-run", help="Say what would be run, and how long it would take.")] = False,
+    results: Annotated[Path, of_where(help="Folder of the records; what is there already is not run again.")] = Path(
         "results"
     ),
-    work: Annotated[Path, _where(help="Folder for checkpoints, from which half-finished runs go on.")] = Path(
+    work: Annotated[Path, of_where(help="Folder for checkpoints, from which half-finished runs go on.")] = Path(
         "runs/reproduce"
     ),
-    data_dir: Annotated[Path | None, _where(help="A folder with the original files of the data set.")] = None,
-    jobs: Annotated[int | None, _where(help="Runs at once here, one thread each.", show_default="all cores")] = None,
-    backend: Annotated[Literal["local", "dask"], _where(help="Processes here, or a Dask cluster.")] = "local",
-    address: Annotated[str | None, _where(help="Address of the cluster.")] = None,
+    data_dir: DataDirOfPaper = None,
+    jobs: Annotated[int | None, of_where(help="Runs at once here, one thread each.", show_default="all cores")] = None,
+    backend: Annotated[Literal["local", "dask"], of_where(help="Processes here, or a Dask cluster.")] = "local",
+    address: Annotated[str | None, of_where(help="Address of the cluster.")] = None,
 ) -> None:
     """Do the runs of the paper's tables and figures, next to the paper's numbers."""
     if seeds < 1:
@@ -92,7 +91,7 @@ def reproduce(
     if jobs < 1:
         raise RecordError(f"--jobs is {jobs}, but there must be at least one.")
     if dry_run:
-        _say_what(tasks, timed, jobs)
+        _say_tasks(tasks, timed, jobs)
         return
     for name in timed:
         check_writable(paper.timing_path(results, name).parent, "--results")
@@ -119,9 +118,8 @@ def _fetch(name: str, data_dir: Path | None) -> None:
         data.load(name, data_dir, None, progress)
 
 
-def _say_what(tasks: "list[Task]", timed: list[str], jobs: int) -> None:
+def _say_tasks(tasks: "list[Task]", timed: list[str], jobs: int) -> None:
     from quern.paper import seconds_left
-    from quern.train.progress import clock
 
     for task in tasks:
         state = (
@@ -144,7 +142,6 @@ def _perform(tasks: "list[Task]", results: Path, work: Path, options: dict[str, 
     from rich.live import Live
 
     from quern.paper import board, percent, perform_all
-    from quern.train.progress import clock
 
     done: dict[str, Mapping[str, Any]] = {t.run.name: t.record for t in tasks if t.record is not None}
     failed: list[str] = []
@@ -157,14 +154,14 @@ def _perform(tasks: "list[Task]", results: Path, work: Path, options: dict[str, 
         auto_refresh=err_console.is_terminal,
     )
     with live:
-        for task, found in perform_all(tasks, results, work, **options):
-            if isinstance(found, str):
-                failed.append(f"{task.run.name}: {found}")
+        for task, outcome in perform_all(tasks, results, work, **options):
+            if isinstance(outcome, str):
+                failed.append(f"{task.run.name}: {outcome}")
                 say(f"failed: {failed[-1]}", live.console)
                 continue
-            done[task.run.name] = found
+            done[task.run.name] = outcome
             if not err_console.is_terminal:
-                accuracy, zero = (percent(found, what) for what in ("test_accuracy", "quaternion_sparsity"))
+                accuracy, zero = (percent(outcome, what) for what in ("test_accuracy", "quaternion_sparsity"))
                 took = f"{len(done)} of {len(tasks)} done after {clock(time.monotonic() - started)}"
                 say(f"{task.run.name}: {accuracy:.2f} %, {zero:.2f} % of quaternions zero; {took}", err_console)
     out_console.print(board(tasks, done))

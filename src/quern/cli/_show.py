@@ -7,7 +7,7 @@ import typer
 
 from quern.cli._console import out_console, say
 from quern.cli._folder import begun, how_to_go_on
-from quern.cli._train import print_result
+from quern.cli._run import print_result
 from quern.errors import TrainingError
 from quern.records import (
     Begun,
@@ -22,6 +22,7 @@ from quern.records import (
     schema,
 )
 from quern.records.schema import visible
+from quern.records.text import clock, summary
 
 
 def show(
@@ -31,31 +32,29 @@ def show(
     """Print what a run was, and what it reached."""
     if run.is_file():
         raise TrainingError(f"{run} is a file: give the folder of a run.")
-    if (about := begun(run)) is not None:
-        _show_compressed(run, about, history)
+    if (config := begun(run)) is not None:
+        _show_compressed(run, config, history)
         return
     path = run / "config.json"
     if not path.exists() and (run / "record.json").exists():
         read_compression(run / "record.json")  # says what is wrong with it
     config = schema.read(path, TrainConfig, "a run of quern train", "restore it, or train again")
-    from quern.train.progress import clock, summary
-
     settings, result = _course(config["settings"], path), None
     if (run / "result.json").exists():
         result = schema.read(run / "result.json", Result, "the result of a run", "remove it, and go on with --resume")
     lines = _history(run) if result is None else list(result.history)
-    said = [summary(line, settings.total) for line in lines]
+    epochs = [summary(line, settings.total) for line in lines]
     say(visible(config["command"]))
     say(f"{visible(config['dataset'])}, seed {settings.seed}: {settings.phases}")
     _say_facts(config.get("environment", {}))
-    for line in said if history else []:
+    for line in epochs if history else []:
         say(line)
     if result is not None:
         say(f"{len(lines)} epochs in {clock(result.seconds)}")
         print_result(result, settings, out_console)
         return
-    if said and not history:
-        say(said[-1])
+    if epochs and not history:
+        say(epochs[-1])
     say(f"not finished; go on with: {how_to_go_on(run)}")
 
 
@@ -75,25 +74,25 @@ def _history(run: Path) -> list[Epoch]:
     return schema.read_lines(path, Epoch, "the history of a run", "remove it, and go on with --resume")
 
 
-def _show_compressed(run: Path, about: Begun, history: bool) -> None:
-    from quern.train.progress import summary
-
-    path, found, said = run / "record.json", None, []
+def _show_compressed(run: Path, config: Begun, history: bool) -> None:
+    path, comparison, epochs = run / "record.json", None, []
     record = read_compression(path) if path.exists() else None
-    settings = about["settings"] if record is None else record["settings"]
+    settings = config["settings"] if record is None else record["settings"]
     if record is not None:
         budget = schema.checked(path, settings["budget"], Budget, "a budget")
-        found = Comparison(record["dense"], record["small"], budget, record.get("chance"), record.get("answers", ()))
+        comparison = Comparison(
+            record["dense"], record["small"], budget, record.get("chance"), record.get("answers", ())
+        )
     for stage in ("dense", "small"):
         lines = _history(run / stage) if record is None else record["history"][stage]
         total = _course(settings[stage], path if record else run / "config.json").total if lines else 0
-        said += [f"{stage}: {summary(line, total)}" for line in lines]
-    if (command := about.get("command")) is not None:
+        epochs += [f"{stage}: {summary(line, total)}" for line in lines]
+    if (command := config.get("command")) is not None:
         say(visible(command))
-    _say_facts(about.get("environment", {}))
-    for line in said if history else said[-1:] if not found else []:
+    _say_facts(config.get("environment", {}))
+    for line in epochs if history else epochs[-1:] if not comparison else []:
         say(line)
-    if found:
-        out_console.print(found, highlight=False)
+    if comparison:
+        out_console.print(comparison, highlight=False)
     else:
         say(f"not finished; go on with: {how_to_go_on(run)}")

@@ -1,13 +1,11 @@
 """``quern tune``."""
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from quern.cli._console import Fetching, err_console, out_console, say
 from quern.cli._folder import check_out
+from quern.cli._options import DataDirOfPaper, of_what, of_where
 from quern.errors import RecordError
 
 EXAMPLES = """
@@ -20,29 +18,26 @@ Examples:
   quern reproduce table1 --dataset mnist --seeds 5 --lambdas lambdas.toml
 """
 
-_what = partial(typer.Option, rich_help_panel="What")
-_where = partial(typer.Option, rich_help_panel="Where")
-
 
 def tune(
-    dataset: Annotated[str, _what(help="mnist, cifar10 or digits.")] = "digits",
-    family: Annotated[list[str] | None, _what(help="paper or quern; repeat it.", show_default="both")] = None,
+    dataset: Annotated[str, of_what(help="mnist, cifar10 or digits.")] = "digits",
+    family: Annotated[list[str] | None, of_what(help="paper or quern; repeat it.", show_default="both")] = None,
     method: Annotated[
         list[str] | None,
-        _what(
+        of_what(
             help="l2, l1, rq, rql, rq-bn, rql-bn, gamma-bn (γ alone), gamma-beta-bn (γ with β); repeat it.",
             show_default="all",
         ),
     ] = None,
-    trials: Annotated[int, _what(help="Trials of every method.")] = 8,
-    images: Annotated[int | None, _what(help="Images to train on in a trial.", show_default="by data set")] = None,
-    epochs: Annotated[int | None, _what(help="Epochs of a trial.", show_default="by data set")] = None,
-    lambdas: Annotated[Path, _where(help="File for the chosen weights; others in it stay.")] = Path("lambdas.toml"),
-    storage: Annotated[Path, _where(help="Journal of the studies; what is in it is not run again.")] = Path(
+    trials: Annotated[int, of_what(help="Trials of every method.")] = 8,
+    images: Annotated[int | None, of_what(help="Images to train on in a trial.", show_default="by data set")] = None,
+    epochs: Annotated[int | None, of_what(help="Epochs of a trial.", show_default="by data set")] = None,
+    lambdas: Annotated[Path, of_where(help="File for the chosen weights; others in it stay.")] = Path("lambdas.toml"),
+    storage: Annotated[Path, of_where(help="Journal of the studies; what is in it is not run again.")] = Path(
         "runs/tune.journal"
     ),
-    results: Annotated[Path, _where(help="Folder for the record of all trials.")] = Path("results"),
-    data_dir: Annotated[Path | None, _where(help="A folder with the original files of the data set.")] = None,
+    results: Annotated[Path, of_where(help="Folder for the record of all trials.")] = Path("results"),
+    data_dir: DataDirOfPaper = None,
 ) -> None:
     """Find the weight of every penalty on validation images, with the same budget for every method."""
     from dataclasses import replace
@@ -75,16 +70,16 @@ def tune(
     check_writable(lambdas.parent, "--lambdas")
     with Fetching(False) as progress:
         data.load(dataset, data_dir, None, progress)
-    found = tune.tune(
+    all_trials = tune.tune(
         *(dataset, families, methods, storage, trials, short, data_dir), tell=lambda text: say(text, err_console)
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("family", "method", "λ", "validation accuracy", "quaternions zero", "neurons zero"):
         table.add_column(column, justify="left" if column in ("family", "method") else "right", no_wrap=True)
-    for (name, which), trial in tune.chosen(found).items():
+    for (name, which), trial in tune.chosen(all_trials).items():
         shares = (trial.val_accuracy, trial.quaternion_sparsity, trial.neuron_sparsity)
         table.add_row(name, which, f"{trial.weight:.4g}", *(f"{share:.2%}" for share in shares))
     out_console.print(table)
-    tune.write_lambdas(lambdas, dataset, found)
-    record = tune.write_trials(results, dataset, found, short)
+    tune.write_lambdas(lambdas, dataset, all_trials)
+    record = tune.write_trials(results, dataset, all_trials, short)
     say(f"in {lambdas}, all trials in {record}; go on with: quern reproduce --lambdas {lambdas}", err_console)

@@ -30,12 +30,13 @@ from quern.graph import Example, Kept, LayerPlan, check_traceable, inputs_of, ma
 from quern.graph.facts import dead, evaluating
 from quern.graph.listing import neurons, zero_
 from quern.graph.precision import floating, in_float64, largest, widened
-from quern.graph.reader import layer_plan, read, remembering
+from quern.graph.reader import Memory, layer_plan, read, remembering
 from quern.graph.spec import Select, hooked
 from quern.models import Recipe, recipe_of, set_recipe
 
 __all__ = ["Census", "Counted", "Kept", "LayerPlan", "Plan", "census", "compact", "compact_", "fold", "is_dead", "plan"]
 
+_LARGE = 1 << 20  # parameters: from here on running the network, not reading it, is what takes the time of a plan
 NOT_FINITE = "what the network gives for the example is not finite everywhere, so look for NaN or inf in its weights"
 
 
@@ -60,14 +61,20 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
         raise CompactionError("the example input is empty: what is constant is read off it.")
     # Two networks are judged: a copy in float64, where a mistake stands out from rounding, and the network itself,
     # which may be too coarse for that. What they give now, before anything is removed, is what they must give then.
-    own, wanted, memory = _try(network, inputs), None, {}
-    wide, wide_inputs = in_float64(network, types), mapped(inputs, widened)
+    wanted, memory = None, {}
+    with remembering(network) as own_memory:
+        own = _try(network, inputs)
     half = any(torch.finfo(dtype).bits < 32 for dtype in types)
+    if own is not None and not half and _counts(network)[0] > _LARGE:
+        unchanged = _nothing_to_remove(network, inputs, own, own_memory, keep_unknown, tol)
+        if unchanged is not None:
+            return unchanged
+    wide, wide_inputs = in_float64(network, types), mapped(inputs, widened)
     if wide is not None and (own is not None or half):  # not every machine computes everything in 16 bits
         with remembering(wide) as memory:
             wanted = _try(wide, wide_inputs)
     if wide is None or wanted is None:  # its forward insists on a type, or does not take the example
-        wide, wide_inputs, wanted, own = network, inputs, own, None
+        wide, wide_inputs, wanted, own, memory = network, inputs, own, None, own_memory
     facts, outputs, traced = read(wide, mapped(wide_inputs, Tensor.clone), keep_unknown, largest(network), memory)
     kept = facts.settle()
     layers = {}
@@ -107,6 +114,27 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
                 f"are too coarse ({names}), so compact it in float32 and change the type then."
             )
     return replace(found, parameters=(before[0], after[0]), neurons=(before[1], after[1]))
+
+
+def _nothing_to_remove(
+    network: nn.Module, inputs: tuple[Any, ...], outputs: list[Tensor], memory: Memory, keep_unknown: bool, tol: float
+) -> Plan | None:
+    """The plan of a network that keeps all it has, found without a copy in float64; None if something may go, or if the
+    network is to be looked at more closely."""
+    try:
+        facts, values, traced = read(network, mapped(inputs, Tensor.clone), keep_unknown, largest(network), memory)
+    except CompactionError:
+        return None
+    kept = facts.settle()
+    if any(layer_plan(record, kept).changes for record in facts.records.values()):
+        return None
+    if not all(bool(t.isfinite().all()) for t in outputs) or not _close(
+        outputs, _tensors(traced), facts.coarsest, facts.largest
+    ):
+        return None
+    parameters, neurons = _counts(network)
+    notes = tuple(dict.fromkeys(facts.notes))
+    return Plan({}, tol, (parameters, parameters), (neurons, neurons), dead(values), notes)
 
 
 @torch.inference_mode(False)
@@ -156,6 +184,10 @@ def compact(
     network that is dead, or whose outputs are not finite, is a warning. A plan says so itself.
     """
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        if isinstance(optimizer, Tensor):
+            raise CompactionError(
+                "the third argument is an optimizer, but a tensor was given: several inputs are one tuple, (x, y)."
+            )
         raise CompactionError(
             f"the third argument is an optimizer, but {optimizer!r} was given: for a tolerance, compact by a plan, "
             "plan(model, example, tol)."

@@ -192,7 +192,11 @@ class FunctionRules:
             return self.whole([v for v, _ in known], out)
         others = [t for v, t in pairs if not v.followed]
         if any(t.dim() >= from_right and t.shape[-from_right] != 1 for t in others):
-            self.facts.whole(*alike)  # a tensor that cannot be narrowed has a channel for each
+            # A tensor that cannot be narrowed has a channel for each.
+            self.facts.whole(*alike)
+            self.facts.notes.append(
+                f"{title} takes a tensor of its own with a number per channel, so all channels are kept"
+            )
         # What is not followed may differ from place to place, and a number from call to call.
         unknown = [Value() for _ in range(len(others) + varies)]
         return self.facts.joined(title, [*alike, *unknown], out, product, again)

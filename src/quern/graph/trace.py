@@ -90,7 +90,8 @@ def traced(model: nn.Module, count: int | None = None) -> tuple[nn.Module, fx.Gr
     count = least if count is None else count
     if count < least or (count > most and not any(p.kind == p.VAR_POSITIONAL for p in parameters)):
         takes = f"{least}" if least == most else f"{least} to {most}"
-        raise InputError(f"the example has {count} inputs, but the network takes {takes}.")
+        several = "" if count > 1 else ": give several as one tuple, (x, y)"
+        raise InputError(f"the example has {count} inputs, but the network takes {takes}{several}.")
     if Tracer().is_leaf_module(model, ""):
         check_traceable(model)
         graph = fx.Graph()

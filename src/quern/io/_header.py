@@ -1,11 +1,13 @@
-"""What the header of a network's file says of it, read by someone who trusts none of it."""
+"""What the header of a network's file says of it: as it is written, and as it is read by someone who trusts none of
+it."""
 
 import inspect
 from typing import Any
 
 from quern import models
 from quern.io.tensorfile import CHANNELS, damaged, json_of, spread
-from quern.records.schema import Wrong, short
+from quern.models import Recipe
+from quern.records.schema import Wrong, plain, short
 
 FORMAT = 1
 
@@ -15,11 +17,37 @@ _WIDTHS = 32  # of one network
 _SIZE = 1 << 16  # a width, a number of classes, channels or pixels
 
 
-def about_of(text: str | None) -> dict[str, Any]:
+def description_of(
+    recipe: Recipe, parameters: int, metrics: dict[str, Any], images: dict[str, Any] | None
+) -> dict[str, Any]:
+    """quern's part of the header, to be written."""
+    return {
+        "format": FORMAT,
+        "builder": recipe.builder,
+        "arguments": recipe.arguments,
+        "steps": _plain("steps", list(recipe.steps)),
+        "metrics": {key: _plain(f"metrics[{key!r}]", value) for key, value in _plain_keys(metrics).items()},
+        "images": _plain("images", images),
+        "parameters": parameters,
+    }
+
+
+def _plain(name: str, value: Any) -> Any:
+    try:
+        return plain(value, 2)
+    except (ValueError, RecursionError) as reason:
+        raise Wrong(f"cannot hold {short(name)}, which must be plain JSON: {short(reason)}") from reason
+
+
+def _plain_keys(metrics: dict[str, Any]) -> dict[str, Any]:
+    return dict(zip(_plain("the names of the metrics", dict.fromkeys(metrics)), metrics.values(), strict=True))
+
+
+def read_description(text: str | None) -> dict[str, Any]:
     """quern's part of the header, with nothing in it that was not checked."""
-    about: Any = None if text is None else json_of(text)
-    version = about.get("format") if isinstance(about, dict) else None
-    if isinstance(about, dict) and {"settings", "epoch"} <= about.keys():
+    description: Any = None if text is None else json_of(text)
+    version = description.get("format") if isinstance(description, dict) else None
+    if isinstance(description, dict) and {"settings", "epoch"} <= description.keys():
         raise Wrong("is a checkpoint of a training: give the model.safetensors that the finished run has beside it")
     if type(version) is not int or version < 1:
         remedy = "read it by safetensors.torch.load_file, and put its tensors into a network by load_state_dict"
@@ -28,17 +56,17 @@ def about_of(text: str | None) -> dict[str, Any]:
         raise Wrong(f"was made by a newer quern (format {version}): update quern to read it")
     kinds = {"builder": str | None, "arguments": dict, "steps": list, "metrics": dict, "images": dict | None}
     for key, kind in (kinds | {"parameters": int}).items():
-        if key not in about or not isinstance(about[key], kind):
+        if key not in description or not isinstance(description[key], kind):
             raise damaged(f"its header has no {key} of the right kind")
-    if len(about["steps"]) > _STEPS or not all(isinstance(step, dict) for step in about["steps"]):
+    if len(description["steps"]) > _STEPS or not all(isinstance(step, dict) for step in description["steps"]):
         raise damaged(f"its steps are not at most {_STEPS} tables")
-    if spread(about["steps"]) > CHANNELS:
+    if spread(description["steps"]) > CHANNELS:
         raise damaged(f"its steps name more than {CHANNELS:,} channels")
-    if about["builder"] is not None:
-        about["arguments"] = checked_arguments(about["builder"], about["arguments"])
-    if about["images"] is not None:
-        _check_images(about["images"])
-    return {key: about[key] for key in ("format", *kinds, "parameters")}
+    if description["builder"] is not None:
+        description["arguments"] = checked_arguments(description["builder"], description["arguments"])
+    if description["images"] is not None:
+        _check_images(description["images"])
+    return {key: description[key] for key in ("format", *kinds, "parameters")}
 
 
 def _is_size(value: Any) -> bool:

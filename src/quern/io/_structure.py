@@ -33,15 +33,18 @@ def replay(model: nn.Module, steps: Sequence[dict[str, Any]]) -> nn.Module:
     return result
 
 
-def network_of(about: dict[str, Any], model: nn.Module | None) -> nn.Module:
+def network_of(description: dict[str, Any], model: nn.Module | None) -> nn.Module:
     """The network without its tensors: on the meta device, where tensors take no memory, or a copy of ``model``."""
     if model is not None:
         network = copy.deepcopy(model)
-    elif about["builder"] is None:
-        raise Wrong("holds a network of your own: build it afresh and give it to load, as in load(path, model)")
+    elif description["builder"] is None:
+        raise Wrong(
+            "holds a network of your own: build it afresh and give it to load, as in load(path, model); "
+            "commands cannot do that, so compact or export it in Python"
+        )
     else:
-        network = _built(about["builder"], about["arguments"])
-    steps, done = about["steps"], list(recipe_of(network).steps)
+        network = _built(description["builder"], description["arguments"])
+    steps, done = description["steps"], list(recipe_of(network).steps)
     try:
         network = replay(network, steps[len(done) :] if steps[: len(done)] == done else steps)
     except MemoryError:
@@ -88,26 +91,27 @@ def compare(
         if name not in state:
             raise Wrong(f"does not fit {whose}, which has no tensor {short(name)}")
     for name, (dtype, shape) in tensors.items():
-        mine, its = dtype, state[name].dtype
+        wanted_dtype = state[name].dtype
         if tuple(state[name].shape) != shape:
             wanted = short(tuple(state[name].shape))
             raise Wrong(f"does not fit {whose}: {short(name)} is {short(shape)}, but should be {wanted}")
-        if mine != its and not (model is None and mine.is_floating_point and its.is_floating_point):
-            raise Wrong(f"does not fit {whose}: {short(name)} is {mine}, but should be {its}")
+        both_floating = dtype.is_floating_point and wanted_dtype.is_floating_point
+        if dtype != wanted_dtype and not (model is None and both_floating):
+            raise Wrong(f"does not fit {whose}: {short(name)} is {dtype}, but should be {wanted_dtype}")
 
 
-def source_of(model: nn.Module) -> Recipe:
-    """Where ``model`` came from, if a network of its structure comes from there; else with no builder."""
-    found = recipe_of(model)
-    own = Recipe(steps=found.steps)
-    if found.builder is None:
-        return own
+def verified_recipe(model: nn.Module) -> Recipe:
+    """How ``model`` was made, if a network of its structure comes of doing so again; else without a builder."""
+    recipe = recipe_of(model)
+    unknown = Recipe(steps=recipe.steps)
+    if recipe.builder is None:
+        return unknown
     try:
-        arguments, steps = checked_arguments(found.builder, plain(found.arguments)), plain(found.steps)
-        again = replay(_built(found.builder, arguments), steps)
+        arguments, steps = checked_arguments(recipe.builder, plain(recipe.arguments)), plain(recipe.steps)
+        again = replay(_built(recipe.builder, arguments), steps)
     except (Wrong, QuernError, ValueError):
-        return own
-    return Recipe(found.builder, arguments, found.steps) if _same_structure(model, again) else own
+        return unknown
+    return Recipe(recipe.builder, arguments, recipe.steps) if _same_structure(model, again) else unknown
 
 
 def _same_structure(model: nn.Module, again: nn.Module) -> bool:

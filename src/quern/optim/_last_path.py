@@ -121,7 +121,7 @@ class LastPath:
 
     def __init__(self, model: nn.Module, targets: Sequence[Target]) -> None:
         self.model = model
-        self.targets = {t.names[0]: t for t in targets if t.l1 or t.group}
+        self.targets = {t.names[0]: t for t in targets if t.zeros}
         self.groups: dict[str, list[int]] | None = None
         self.held = False
         self._indexed: dict[str, list[int]] | None = None

@@ -62,6 +62,7 @@ from quern.records._kinds import (
     TrialRow,
     Trials,
 )
+from quern.records._penalty import Written, WrittenTerm, respelled
 from quern.records._runs import (
     DATASETS,
     FAMILIES,
@@ -75,7 +76,7 @@ from quern.records._runs import (
     without_penalty,
 )
 from quern.records._sparsity import LayerSparsity, Sparsity
-from quern.records._training import Course, Result, Term, Terms
+from quern.records._training import Course, Result
 
 __all__ = ["DATASETS", "FAMILIES", "FIGURE2", "METHODS", "NEURONS", "PAPER", "TABLE1", "Answers", "Begun", "Chance"]
 __all__ += [
@@ -86,14 +87,14 @@ __all__ += [
     "LayerSparsity",
     "Result",
     "Sparsity",
-    "Term",
-    "Terms",
     "Verdict",
+    "Written",
+    "WrittenTerm",
 ]
 __all__ += ["Compression", "Dataset", "Environment", "Epoch", "Family", "Histories", "LayerCounts", "Method"]
 __all__ += ["Moduli", "Network", "Record", "Run", "SampleRow", "Samples", "Sizes", "StageSettings", "Timings"]
 __all__ += ["TrainConfig", "TrialRow", "Trials", "check_known", "check_writable", "keep", "read", "read_compression"]
-__all__ += ["read_record", "record_path", "without_penalty", "write"]
+__all__ += ["read_record", "record_path", "respelled", "without_penalty", "write"]
 
 
 def record_path(folder: Path, run: Run) -> Path:

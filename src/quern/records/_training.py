@@ -1,52 +1,12 @@
-"""How a training went: its penalty, its phases and its result, as they are written down."""
+"""How a training went: its phases and its result, as they are written down."""
 
-import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 from quern.records._kinds import Epoch
+from quern.records._penalty import Written
 from quern.records._sparsity import Sparsity
 from quern.records.schema import Count, Measured, Seconds, Share, check
-
-Sum = TypeVar("Sum", bound="Terms")
-
-
-@dataclass(frozen=True)
-class Term:
-    kind: Literal["L1", "L2", "RQ", "RQL", "GammaL1", "GammaL1 with_beta=True"]
-    weight: float
-    normalize: bool
-
-    def __post_init__(self) -> None:
-        if not (self.weight >= 0 and math.isfinite(self.weight)):
-            said = f"the weight of a penalty is {self.weight}, but it must be a finite number that is not negative."
-            raise ValueError(said)
-
-    def __repr__(self) -> str:
-        name, _, option = self.kind.partition(" ")
-        options = [f"{self.weight:g}", *([option] if option else []), *([] if self.normalize else ["normalize=False"])]
-        return f"{name}({', '.join(options)})"
-
-
-@dataclass(frozen=True, repr=False)
-class Terms:
-    """A sum of penalties by name; :class:`quern.penalties.Penalty` knows what they do."""
-
-    terms: tuple[Term, ...]
-
-    def to_list(self) -> list[dict[str, Any]]:
-        """The terms as plain values, for records; see :meth:`from_list`."""
-        return [asdict(term) for term in self.terms]
-
-    @classmethod
-    def from_list(cls: type[Sum], terms: Any) -> Sum:
-        """The reverse of :meth:`to_list`; ValueError for anything else."""
-        return cls(tuple(check(terms, list[Term])))
-
-    from_plain = from_list
-
-    def __repr__(self) -> str:
-        return " + ".join(map(repr, self.terms))
 
 
 @dataclass(frozen=True)
@@ -56,7 +16,7 @@ class Course:
     epochs: int = 20
     warmup: int = 0
     heal: int = 0
-    penalty: Terms | None = None
+    penalty: Written | None = None
     seed: int = 0
     tol: float = 0.0
 

@@ -12,7 +12,6 @@ import math
 import numbers
 import os
 import re
-import stat
 import tomllib
 import types
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ from typing import (
     is_typeddict,
 )
 
+from quern._files import NotRegularError, open_regular
 from quern.errors import QuernError, RecordError
 
 __all__ = ["ANY", "Between", "Count", "Measured", "Milliseconds", "OneOf", "Positive", "Seconds", "Share", "Text"]
@@ -92,12 +92,11 @@ def visible(text: str) -> str:
 @contextmanager
 def opened(path: Path, what: str) -> Iterator[tuple[BufferedIOBase, int]]:
     """A regular file and its size; :class:`Wrong` if the path leads to anything else."""
-    mode = path.stat().st_mode  # before it is opened: opening a pipe would wait for ever
-    if stat.S_ISDIR(mode):
-        raise Wrong(f"is a folder, but should be {what}")
-    if not stat.S_ISREG(mode):
-        raise Wrong(f"is not a regular file, but should be {what}")
-    with path.open("rb") as file:
+    try:
+        file = open_regular(path)
+    except NotRegularError as reason:
+        raise Wrong(f"is {reason.kind}, but should be {what}") from reason
+    with file:
         yield file, os.fstat(file.fileno()).st_size
 
 

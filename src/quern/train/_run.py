@@ -24,7 +24,7 @@ from quern.data import ImageSet
 from quern.errors import CompactionError, Diverged, LastPathWarning, NoRuleError, Stopped, TrainingError
 from quern.graph import check_module
 from quern.optim import FrozenZeros, ProximalAdam, ProximalSGD, freeze_zeros
-from quern.records import Result
+from quern.records import Result, respelled
 from quern.sparsity import measure
 from quern.train._batches import (
     Batch,
@@ -457,7 +457,7 @@ class _Run:
 
     def _check_settings(self, state: State) -> None:
         ours = json.loads(json.dumps(self.settings.to_dict()))
-        theirs = Settings().to_dict() | state["settings"]  # older checkpoints lack newer settings
+        theirs = Settings().to_dict() | respelled(state["settings"])  # older checkpoints lack newer settings
         if changed := [key for key in ours if ours[key] != theirs.get(key)]:
             raise TrainingError(f"{self.files.folder} was trained with other settings: {', '.join(changed)} differ.")
 

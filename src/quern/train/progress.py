@@ -1,34 +1,18 @@
 """Telling a user how a training goes: a bar on a terminal, plain lines elsewhere, event files for TensorBoard."""
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from quern.records.text import clock, summary
+
 if TYPE_CHECKING:
     from quern.train._settings import Settings
 
-__all__ = ["Bar", "Events", "Lines", "clock", "summary"]
-
-
-def clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
-
-
-def summary(line: Mapping[str, Any], total: int) -> str:
-    """One epoch of a history in one line."""
-    parameters = f"{line['parameters']:,} parameters  " if "parameters" in line else ""  # older histories lack them
-    return (
-        f"epoch {line['epoch']:>{len(str(total))}}/{total} {line['phase']:<6}  loss {line['loss']:.4f}  "
-        f"val {line['val_accuracy']:.2%}  zero: components {line['component_sparsity']:.1%}, "
-        f"quaternions {line['quaternion_sparsity']:.1%}, neurons {line['neuron_sparsity']:.1%}  "
-        f"{parameters}{line['seconds']:.1f} s"
-    )
+__all__ = ["Bar", "Events", "Lines"]
 
 
 class _TimeLeft:

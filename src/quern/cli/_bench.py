@@ -1,0 +1,94 @@
+"""``quern bench``."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quern._files import printable, write_text
+from quern.cli._console import err_console, out_console, say
+from quern.cli._folder import check_out
+from quern.cli._network import image_shape, open_network
+from quern.cli._options import Json
+from quern.errors import QuernError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+EXAMPLES = """
+Examples:
+
+  quern bench runs/mnist-rql    (before and after compaction)
+
+  quern bench runs/demo/dense runs/demo/small --batch 1 --threads 1
+
+  quern bench small.safetensors small-int8.onnx --out bench.json
+"""
+
+
+def bench(
+    models: Annotated[list[Path], typer.Argument(help="Folders of runs, .safetensors files, or .onnx files.")],
+    batch: Annotated[list[int] | None, typer.Option(help="Images per call.", show_default="1 and 64")] = None,
+    threads: Annotated[list[int] | None, typer.Option(help="CPU threads.", show_default="1 and 2")] = None,
+    repeats: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 30,
+    out: Annotated[Path | None, typer.Option(help="File for the numbers, as JSON.")] = None,
+    json_: Json = False,
+) -> None:
+    """Time networks next to each other, in torch and in onnxruntime. One network is compared with itself, compacted."""
+    from quern import bench as benching
+    from quern.bench.machine import facts
+
+    if out is not None:
+        check_out(out)
+    chosen: dict[str, Any] = {}
+    shape: tuple[int, ...] | None = None
+    for path in models:
+        if path.suffix == ".onnx":
+            if not path.is_file():
+                raise QuernError(f"{path} is not there.")
+            chosen[_unused(printable(path.name), chosen)] = path
+            continue
+        network, header = open_network(path)
+        shape = shape or image_shape(header, path)
+        if len(models) > 1:
+            chosen[_unused(printable(path.name), chosen)] = network
+        else:
+            chosen |= _dense_and_compacted(network, header, shape)
+    if shape is None:
+        raise QuernError("give at least one .safetensors file or run besides .onnx files.")
+    timings = benching.bench(
+        chosen,
+        shape,
+        batches=batch or (1, 64),
+        threads=threads or (1, 2),
+        repeats=repeats,
+        progress=lambda what: say(what, err_console),
+    )
+    record = {"environment": facts(), "files": [printable(path) for path in models], **timings.to_dict()}
+    if out is not None:
+        write_text(out, json.dumps(record, indent=1) + "\n")
+    if json_:
+        typer.echo(json.dumps(record))
+    else:
+        out_console.print(timings)
+
+
+def _unused(name: str, taken: dict[str, Any]) -> str:
+    return next(n for n in (name, *(f"{name} ({k})" for k in range(2, len(taken) + 3))) if n not in taken)
+
+
+def _dense_and_compacted(network: "nn.Module", header: dict[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
+    """The network before and after compaction. If it was compacted already, before is as it was built: how fast that
+    is does not depend on its weights."""
+    import torch
+
+    from quern import models
+    from quern.compact import compact as compacted
+
+    example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    dense = network
+    if any("compact" in step for step in header["steps"]) and header["builder"] is not None:
+        dense = models.BUILDERS[header["builder"]](**header["arguments"]).eval()
+        say("it was compacted before: dense is the network as it was built, with new weights", err_console)
+    return {"dense": dense, "compacted": compacted(network, example)}

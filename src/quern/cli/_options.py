@@ -1,0 +1,75 @@
+"""Options that several commands share, each declared once. What only one command says of an option stands there.
+
+Options of training are named, typed and preset as the fields of :class:`quern.train.Settings`, which is not loaded for
+a page of help; ``tests/cli/test_options.py`` compares the two.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+# As in quern.data, quern.penalties and quern.models, which are not loaded for a page of help. ``quern data list`` names
+# all data sets; these are those to begin with.
+FETCHED = ("mnist", "cifar10")
+DATASETS = (*FETCHED, "digits")
+PENALTIES: dict[str, tuple[str, dict[str, bool]]] = {
+    **{name: (name.upper(), {}) for name in ("l1", "l2", "rq", "rql")},
+    "gamma": ("GammaL1", {}),
+    "gamma-beta": ("GammaL1", {"with_beta": True}),
+}
+MODELS = ("mnist_qcnn", "cifar_qcnn", "digits_qcnn", "qresnet20")
+REAL_MODELS = ("mnist_cnn", "cifar_cnn", "digits_cnn", "resnet20")
+NormName = Literal["none", "after_conv", "after_activation"]
+NORM_HELP = "Batch normalisation: none, after_conv or after_activation."
+
+# The panels of the help: of train and compress,
+of_run = partial(typer.Option, rich_help_panel="The run")
+of_phases = partial(typer.Option, rich_help_panel="Penalty and phases")
+of_steps = partial(typer.Option, rich_help_panel="Steps")
+of_network = partial(typer.Option, rich_help_panel="Network and data")
+of_machine = partial(typer.Option, rich_help_panel="Machine")
+# and of reproduce and tune.
+of_what = partial(typer.Option, rich_help_panel="What")
+of_where = partial(typer.Option, rich_help_panel="Where")
+
+_DATA_DIR = "A folder with the original files of the data set."
+_JSON = "The result as JSON on standard output, all else on standard error."
+_QUIET = "Say nothing but errors."
+DataDir = Annotated[Path | None, typer.Option(help=_DATA_DIR)]
+DataDirOfRun = Annotated[Path | None, of_network(help=_DATA_DIR)]
+DataDirOfPaper = Annotated[Path | None, of_where(help=_DATA_DIR)]
+Json = Annotated[bool, typer.Option("--json", help=_JSON)]
+JsonOfRun = Annotated[bool, of_run("--json", help=_JSON)]
+Quiet = Annotated[bool, typer.Option("--quiet", help=_QUIET)]
+QuietRun = Annotated[bool, of_run("--quiet", help=_QUIET)]
+
+# Of train and compress.
+Dataset = Annotated[
+    str, of_network(help=f"{', '.join(DATASETS)}, an .npz file, or a folder with a folder of images per class.")
+]
+ImageSize = Annotated[int | None, of_network(help="Resize the images of a folder to this height and width.")]
+Gray = Annotated[
+    bool | None,
+    of_network(
+        "--gray/--color",
+        help="Read the images of a folder with one channel, or with three.",
+        show_default="gray if no pixel has a colour",
+    ),
+]
+Dropout = Annotated[float | None, of_network(help="Dropout of the network.", show_default="the network's")]
+PenaltyNames = Annotated[list[str] | None, of_phases(help=f"{', '.join(PENALTIES)}; repeat it for a sum.")]
+HealLr = Annotated[float | None, of_phases(help="Learning rate while healing.", show_default="--lr")]
+LabelSmoothing = Annotated[float, of_steps(help="Label smoothing.")]
+Crop = Annotated[int, of_steps(help="Shift images at random by up to this many pixels.")]
+Flip = Annotated[bool, of_steps("--flip", help="Mirror half of the images.")]
+Seed = Annotated[int, of_steps(help="The same command with the same seed gives the same weights.")]
+Device = Annotated[str, of_machine(help="cpu, cuda, ...")]
+Threads = Annotated[int | None, of_machine(help="CPU threads.", show_default="all cores")]
+
+# Of compact, export and bench.
+ModelFile = Annotated[Path, typer.Argument(help="A network: the folder of a run, or a .safetensors file of quern.")]
+DatasetToCheck = Annotated[
+    str | None, typer.Option(help="Images to check with.", show_default="what it was trained on, if that is here")
+]

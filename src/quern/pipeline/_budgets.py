@@ -1,0 +1,44 @@
+"""Budgets that no network can meet, refused before any training."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quern import nn as qnn
+from quern.errors import TrainingError
+from quern.nn.bases import QBatchNorm, QConvolution
+from quern.penalties import Penalty
+from quern.pipeline._sizes import planned_size
+from quern.records import Budget
+
+
+@torch.no_grad()
+def check_budget(
+    budget: Budget, model: nn.Module, penalty: Penalty, example: Tensor, images: dict[str, Any] | None = None
+) -> None:
+    """TrainingError if no network that ``penalty`` makes of ``model`` can meet ``budget`` and still depend on its
+    input: one that has a single neuron left in every layer that the penalty reaches. Speed is known only later."""
+    smallest = copy.deepcopy(model)
+    reached = {id(p) for target in penalty.targets(smallest) if target.zeros for p in target.parameters}
+    layers = [layer for layer in smallest.modules() if reached & {id(p) for p in layer.parameters(recurse=False)}]
+    if not all(isinstance(layer, (qnn.QLinear, QConvolution, QBatchNorm)) for layer in layers):
+        return  # of other layers it is not known what they can be reduced to
+    for layer in layers:
+        for p in layer.parameters(recurse=False):
+            (p if p.dim() == 1 else p.transpose(0, 1))[1:] = 0
+    least_size = planned_size(smallest, example, replace(budget, min_speedup=None), images)
+    if least_size is None:  # one neuron is not enough to live by, so this tells nothing
+        return
+    for name, limit, least in (
+        ("max_neurons", budget.max_neurons, least_size.neurons),
+        ("max_params", budget.max_params, least_size.parameters),
+        ("max_bytes", budget.max_bytes, least_size.bytes),
+    ):
+        if limit is not None and least > limit:
+            raise TrainingError(
+                f"{name} is {limit:,}, but the smallest network that can come of this one has {least:,}, with one "
+                "neuron left in each layer: ask for no less, or begin with other layers."
+            )

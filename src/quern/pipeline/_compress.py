@@ -1,0 +1,153 @@
+"""``compress``: its arguments, and what is refused before any training."""
+
+import inspect
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from quern.bench.machine import facts
+from quern.data import ImageSet
+from quern.errors import Stopped, TrainingError, instead_of
+from quern.graph import batch_norms, check_module, quaternion_weights
+from quern.penalties import GammaL1, Penalty
+from quern.pipeline._budgets import check_budget
+from quern.pipeline._stages import Compressed, Job, Tell, run_stages
+from quern.records import Budget
+from quern.train import Loaders, Settings, Source, Watcher, check_compacts, check_fits, find_device, held_out, source
+from quern.train.team import Team
+
+
+def compress(
+    model: nn.Module,
+    train: Iterable[Any] | ImageSet,
+    val: Iterable[Any] | None = None,
+    test: Iterable[Any] | None = None,
+    *,
+    penalty: Penalty | None = None,
+    max_neurons: int | None = None,
+    max_params: int | None = None,
+    max_bytes: int | None = None,
+    min_speedup: float | None = None,
+    max_drop: float | None = None,
+    epochs: int = 12,
+    grind: int = 6,
+    heal: int = 24,
+    heal_lr: float | None = None,
+    distill: float = 0.0,
+    out: Path | str | None = None,
+    resume: bool = False,
+    watchers: Sequence[Watcher] = (),
+    tell: Tell = lambda _: None,
+    about: dict[str, Any] | None = None,
+    **options: Any,
+) -> Compressed:
+    """Train a copy of ``model``, make it small, and compare the two.
+
+    ``train``, ``val`` and ``test`` give pairs (input, class numbers), as a ``DataLoader`` does; without ``test``
+    they are compared on ``val``, and the table says so. Or ``train`` is a :class:`quern.data.ImageSet`, which has all
+    three.
+
+    ``epochs`` train the dense network (0: it is trained already), ``grind`` drive neurons to zero under ``penalty``,
+    ``heal`` train what is left, with the share ``distill`` of the loss asking for the dense network's answers.
+    ``max_neurons``, ``max_params``, ``max_bytes``, ``min_speedup`` and ``max_drop`` are the budget (:class:`Budget`),
+    for which λ is steered; the weights of the penalty then only say how its terms mix. Without a budget its own λ
+    counts, ramped up over the first half of the grinding. With neither, the budget is one point of accuracy.
+    ``options`` are further fields of :class:`quern.train.Settings`, for all stages; the batch is 100 if it is not said.
+
+    With ``out`` everything is kept in that folder, and ``resume`` goes on where it stopped. ``about`` is added to
+    what is written down.
+    """
+    check_module(model)
+    limits = {"max_neurons": max_neurons, "max_params": max_params, "max_bytes": max_bytes}
+    for name, limit in (limits | {"min_speedup": min_speedup, "max_drop": max_drop}).items():
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, Real)):
+            raise TrainingError(f"{name} is {limit!r}, but must be a number.")
+    budget = Budget(max_neurons, max_params, max_bytes, min_speedup, max_drop)
+    if penalty is None and not budget:
+        budget = Budget(max_drop=1.0)
+    _check_names(options)
+    data = _one_data_set(train, val, test)
+    common = {"batch": 100, **options}
+    dense_settings = Settings(epochs=epochs, **common) if epochs else None
+    small_settings = Settings(
+        **common,
+        epochs=grind,
+        heal=heal,
+        heal_lr=heal_lr,
+        heal_dropout=False,
+        compact_every=1,
+        distill=distill if heal else 0.0,
+        penalty=penalty or GammaL1(1.0, with_beta=True),
+    )
+    folder = None if out is None else Path(out)
+    try:
+        with tempfile.TemporaryDirectory(prefix="quern-compress-") as elsewhere:
+            batches = source(data, small_settings, Team(), find_device(small_settings.device))
+            _check_job(model, small_settings, budget, data, batches)
+            job = Job(data, batches, folder or Path(elsewhere), resume, watchers, tell)
+            origin = {"environment": facts(), **(about or {})}
+            return run_stages(job, model, dense_settings, small_settings, budget, origin)
+    except Stopped as reason:
+        advice = "nothing is kept without a folder: say out="
+        if folder is not None:
+            advice = f"go on with: quern compress --resume --out {folder}" if about else "go on with resume=True"
+        raise Stopped(f"stopped by signal {reason.signal}; {advice}.", reason.signal) from None
+
+
+_SET_HERE = ("compact_every", "heal_dropout")  # fields of Settings that are no options of compress
+
+
+def _check_names(options: dict[str, Any]) -> None:
+    """One sentence if an option is none of compress, nor a field of Settings."""
+    own = [name for name, p in inspect.signature(compress).parameters.items() if p.kind == p.KEYWORD_ONLY]
+    names = dict.fromkeys([*own, *(f.name for f in fields(Settings) if f.name not in _SET_HERE)])
+    for name in options:
+        if name in _SET_HERE:
+            raise TrainingError(f"compress sets {name} itself: leave it out.")
+        if name not in names:
+            otherwise = "besides its own it takes the fields of quern.train.Settings."
+            raise TrainingError(f"compress has no option {name}: {instead_of(name, names, otherwise)}")
+
+
+def _one_data_set(train: Any, val: Any, test: Any) -> ImageSet | Loaders:
+    if isinstance(train, ImageSet):
+        if val is not None or test is not None:
+            raise TrainingError("an ImageSet has its own images to validate and to test with: leave out val and test.")
+        return train
+    if isinstance(train, str):
+        raise TrainingError(f"the data must be loaders or an ImageSet: load it by quern.data.load({train!r}).")
+    if val is None:
+        raise TrainingError("there is nothing to validate with: give a loader as val.")
+    return Loaders(train, val, test)
+
+
+def _check_job(model: nn.Module, settings: Settings, budget: Budget, data: ImageSet | Loaders, batches: Source) -> None:
+    """What can be known to fail later is said now."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise TrainingError(
+            "compress is for one process: train the dense network by quern train with several, and start from that."
+        )
+    assert settings.penalty is not None
+    try:
+        settings.penalty.targets(model)
+    except ValueError as reason:
+        sentence = str(reason).rstrip(".")
+        if not quaternion_weights(model):
+            sentence = (
+                "the network has no quaternion layers: build it from those of quern.nn, or convert it by "
+                "quern.quaternionize"
+            )
+        elif not batch_norms(model):
+            sentence += ' (norm="after_conv" in quern.models), or take a penalty of weights, penalty=RQL(1.0)'
+        raise TrainingError(f"{sentence}.") from reason
+    if next(iter(held_out(batches)), None) is None:
+        raise TrainingError("the loader to test with has no batches.")
+    check_fits(model, data, batches)
+    check_compacts(model, batches.example)
+    check_budget(budget, model, settings.penalty, batches.example, batches.about())

@@ -1,0 +1,219 @@
+"""The stages of ``compress``: train the dense network, grind and heal a copy of it, export and measure both.
+
+To *grind* is to train under a penalty until neurons are zero, to *heal* is to fine-tune what is left. Each stage is a
+function of plain values. It writes what it made into the run's folder under its final name only when it is whole, and
+is skipped on resume if that is there.
+"""
+
+import copy
+import itertools
+import json
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from quern import io
+from quern._files import write_text
+from quern.bench import time_onnx
+from quern.data import Images, ImageSet
+from quern.errors import DeadNetworkWarning
+from quern.export import to_onnx
+from quern.pipeline._answers import counted, judged, samples
+from quern.pipeline._folder import open_folder
+from quern.pipeline.steering import Steering
+from quern.records import Answers, Budget, Chance, Comparison, Network, schema
+from quern.sparsity import measure
+from quern.train import Loaders, Result, Settings, Source, Watcher, evaluate, fit, held_out
+
+Tell = Callable[[str], None]
+TRIAL = 4  # one in so many images is enough to see how a network would heal
+
+
+@dataclass(frozen=True)
+class Compressed(Comparison):
+    """What :func:`compress` made: also both networks, in eval mode."""
+
+    dense_network: nn.Module
+    small_network: nn.Module
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all stages have in common."""
+
+    data: ImageSet | Loaders
+    batches: Source
+    out: Path
+    resume: bool
+    watchers: Sequence[Watcher]
+    tell: Tell
+
+    def fit(self, name: str, network: nn.Module, settings: Settings, **options: Any) -> Result:
+        going_on = self.resume and (self.out / name).is_dir()
+        return fit(network, self.data, settings, self.out / name, going_on, self.watchers, **options)
+
+    def finished(self, name: str, model: nn.Module) -> tuple[nn.Module, Result] | None:
+        """The network and the result of a stage that is done, on resume."""
+        folder = self.out / name
+        if not (self.resume and (folder / "result.json").exists() and (folder / "model.safetensors").exists()):
+            return None
+        result = schema.read(folder / "result.json", Result, "the result of a run", f"remove {folder} to do it again")
+        self.tell(f"the {name} network is there")
+        return io.load(folder / "model.safetensors", model).to(self.batches.example.device), result
+
+    def example_batch(self) -> Tensor:
+        return next(iter(self.batches.val()))[0][:64]
+
+
+def run_stages(
+    job: Job,
+    model: nn.Module,
+    dense_settings: Settings | None,
+    small_settings: Settings,
+    budget: Budget,
+    origin: dict[str, Any],
+) -> Compressed:
+    """All stages, and their record; ``origin`` (data, machine, ...) is added to what is written down."""
+    settings = {
+        "dense": dense_settings and dense_settings.to_dict(),
+        "small": small_settings.to_dict(),
+        "budget": budget.to_dict(),
+    }
+    open_folder(job.out, settings, origin, job.resume)
+    dense, dense_result = _train_dense(job, model, dense_settings)
+    _export(job, "dense", dense)
+    small, small_result = _grind(job, dense, dense_result, small_settings, budget)
+    _export(job, "small", small)
+    job.tell("timing both networks in onnxruntime")
+    times = time_onnx(
+        {name: job.out / name / "model.onnx" for name in ("dense", "small")}, job.batches.example.shape[1:]
+    )
+    labels, kinds = judged(dense, small, held_out(job.batches))
+    answers = counted(labels, kinds, job.data.classes if isinstance(job.data, ImageSet) else ())
+    total = Answers.total(answers)
+    compressed = Compressed(
+        _column(job, "dense", dense, dense_result, total.dense, times["dense"].median_ms),
+        _column(job, "small", small, small_result, total.small, times["small"].median_ms),
+        budget,
+        Chance(max(of_class.inputs for of_class in answers) / len(labels), len(labels)),
+        answers,
+        dense,
+        small,
+    )
+    record = {
+        **origin,
+        "settings": settings,
+        **compressed.to_dict(),
+        "layers": [
+            {"name": before.name, "kind": before.kind, "dense": before.neurons, "small": after.neurons}
+            for before, after in zip(measure(dense).layers, measure(small).layers, strict=True)
+        ],
+        "history": {"dense": list(dense_result.history), "small": list(small_result.history)},
+    }
+    if isinstance(job.data, ImageSet):
+        write_text(job.out / "samples.json", json.dumps(samples(dense, small, job.data, kinds)) + "\n")
+    write_text(job.out / "record.json", json.dumps(record, indent=1) + "\n")
+    return compressed
+
+
+def _train_dense(job: Job, model: nn.Module, settings: Settings | None) -> tuple[nn.Module, Result]:
+    """The first stage: a trained copy of ``model``, and how it did; without ``settings`` it is as good as it is."""
+    if finished := job.finished("dense", model):
+        return finished
+    dense = copy.deepcopy(model)
+    if settings is not None:
+        job.tell(f"dense network: {settings.epochs} epochs")
+        return dense, job.fit("dense", dense, settings)
+    dense.to(job.batches.example.device).eval()
+    _, val_accuracy = evaluate(dense, job.batches.val())
+    tests = job.batches.test()
+    loss, accuracy = (None, None) if tests is None else evaluate(dense, tests)
+    result = Result((), 0, val_accuracy, accuracy, loss, measure(dense, job.batches.example), 0.0)
+    folder = job.out / "dense"
+    folder.mkdir(parents=True, exist_ok=True)
+    io.save(dense, folder / "model.safetensors", metrics=result.accuracies(), images=job.batches.about())
+    write_text(folder / "result.json", json.dumps(result.to_dict(), indent=1))
+    return dense, result
+
+
+def _grind(
+    job: Job, dense: nn.Module, dense_result: Result, settings: Settings, budget: Budget
+) -> tuple[nn.Module, Result]:
+    """The second stage: a copy of ``dense``, ground under the penalty, healed and compacted, and how it did."""
+    if finished := job.finished("small", dense):
+        return finished
+    teacher = dense if settings.distill else None
+
+    def speedup(small: nn.Module) -> float:
+        job.tell("timing what is left in onnxruntime")
+        with tempfile.TemporaryDirectory(prefix="quern-") as folder:
+            files = {"dense": job.out / "dense" / "model.onnx", "small": Path(folder) / "small.onnx"}
+            to_onnx(small, files["small"], job.example_batch())
+            times = time_onnx(files, job.batches.example.shape[1:])
+        return times["dense"].median_ms / times["small"].median_ms
+
+    def trial(small: nn.Module) -> float:
+        data = _data_of_trial(job.data)
+        batch = min(settings.batch, len(data.train)) if isinstance(data, ImageSet) else settings.batch
+        briefly = replace(settings, epochs=0, heal=1, penalty=None, compact_every=0, batch=batch)
+        count = sum(p.numel() for p in small.parameters())
+        job.tell(f"trial: a copy of {count:,} parameters heals for an epoch on one in {TRIAL} images")
+        return fit(small, data, briefly, teacher=teacher).val_accuracy
+
+    steer = None
+    if budget:
+        options = {"images": job.batches.about(), "dense_accuracy": dense_result.val_accuracy}
+        steer = Steering(budget, job.batches.example, speedup=speedup, trial=trial, **options)
+    job.tell(f"small network: {settings.epochs} epochs to grind, {settings.heal} to heal")
+    small = copy.deepcopy(dense)
+    return small, job.fit("small", small, settings, teacher=teacher, steer=steer)
+
+
+def _data_of_trial(data: ImageSet | Loaders) -> ImageSet | Loaders:
+    """Enough to see how a network would heal, and as good as nothing to test with."""
+    if isinstance(data, Loaders):
+        return Loaders(_FirstBatches(data.train), data.val)
+    train = Images(data.train.pixels[::TRIAL].contiguous(), data.train.labels[::TRIAL].contiguous())
+    return replace(data, train=train, test=Images(data.val.pixels[:1], data.val.labels[:1]))
+
+
+class _FirstBatches:
+    """The first batches of a loader, one in ``TRIAL``."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return max(1, len(self.batches) // TRIAL)
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(self.batches, len(self))
+
+
+def _export(job: Job, name: str, network: nn.Module) -> None:
+    path = job.out / name / "model.onnx"
+    if job.resume and path.exists():
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeadNetworkWarning)  # what became of the network is said elsewhere, once
+        to_onnx(network, path, job.example_batch())
+
+
+def _column(job: Job, name: str, network: nn.Module, result: Result, accuracy: float, latency_ms: float) -> Network:
+    size, folder, tested = measure(network, job.batches.example), job.out / name, result.test_accuracy is not None
+    return Network(
+        test_accuracy=accuracy if tested else None,
+        val_accuracy=result.val_accuracy if tested else accuracy,
+        neurons=size.neurons,
+        parameters=size.parameters,
+        bytes=(folder / "model.safetensors").stat().st_size,
+        onnx_bytes=(folder / "model.onnx").stat().st_size,
+        macs=size.macs or 0,
+        latency_ms=latency_ms,
+        seconds=result.seconds,
+    )

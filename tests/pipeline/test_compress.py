@@ -1,0 +1,111 @@
+"""From a user's network and loaders to a small network; and what is refused."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import quern
+from quern.errors import RecordError, Stopped, TrainingError
+from quern.pipeline import Compressed
+from quern.report import write_run_report
+from tests.commands import here
+from tests.pipeline.conftest import SHORT
+from tests.small_tasks import Own, few_digits, same, shallow, size
+from tests.train.test_train import Stop
+
+pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
+
+
+def test_a_network_of_ones_own_meets_its_budget(run: tuple[Path, Compressed, nn.Module]) -> None:
+    _, found, net = run
+    (verdict,) = found.verdicts()
+    assert verdict.met
+    assert str(verdict) == f"parameters: {found.small.parameters:,}, asked for 1,200: met"
+    assert size(found.small_network) == found.small.parameters <= 1200 < found.dense.parameters == size(net)
+    assert found.small.macs < found.dense.macs
+    assert found.small.bytes < found.dense.bytes
+    same(net, Own())
+    assert net.training
+    assert isinstance(found.small_network, Own)
+
+
+@pytest.mark.usefixtures("no_onnx")
+def test_what_was_not_tested_is_not_called_so(loaders: tuple[Any, ...], tmp_path: Path) -> None:
+    train, val, _ = loaders
+    found = quern.compress(shallow(256), train, val, max_drop=50.0, out=tmp_path / "run", **SHORT)
+    said = [str(found), here("show", tmp_path / "run")[0], write_run_report(tmp_path / "run").read_text()]
+    for text in said:
+        assert "validation accuracy" in text.lower()
+        assert "test accuracy" not in text.lower()
+    assert found.small.test_accuracy is None
+    inputs = torch.cat([x for x, _ in val])
+    labels = torch.cat([labels for _, labels in val])
+    right = found.small_network(inputs).argmax(1) == labels
+    assert found.small.accuracy == pytest.approx(float(right.double().mean()))
+
+
+def test_by_default_a_point_of_accuracy_may_be_lost_and_nothing_is_left_behind(
+    loaders: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    found = quern.compress(shallow(256), *loaders, **SHORT)
+    (verdict,) = found.verdicts()
+    assert (verdict.what, verdict.limit) == ("points of test accuracy lost", 1.0)
+    assert verdict.value == pytest.approx(100 * (found.dense.accuracy - found.small.accuracy))
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(Stopped, match="nothing is kept without a folder: say out="):
+        quern.compress(shallow(256), *loaders, **SHORT, watchers=[Stop(2, 15)])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_onnx")
+def test_few_images_are_enough() -> None:
+    quern.compress(shallow(), few_digits(), **{**SHORT, "grind": 3}, batch=64, max_drop=5.0)
+
+
+def test_what_cannot_work_is_said_before_any_training(
+    loaders: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("quern.pipeline._stages.fit", never)
+    train, val, _ = loaders
+    cases: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], str]] = [
+        (Own(norm=False), (train, val), {}, r"GammaL1.* has nothing to act on: .* take a penalty of weights, .*"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(256, 10)), (train, val), {}, "the network has no quaternion layers: .*"),
+        (Own(), ("digits",), {}, r".*load it by quern\.data\.load\('digits'\)"),
+        (
+            Own(),
+            (train, val),
+            {"temperature": 4},
+            r"compress has no option temperature: .* the fields of quern\.train\.Settings",
+        ),
+        (Own(), (train, val), {"compact_every": 2}, "compress sets compact_every itself: leave it out"),
+        (Own(), (train, val), {"heal_dropout": True}, "compress sets heal_dropout itself: leave it out"),
+        (Own(), (train, val), {"optimizer": "adam"}, "exact zeros"),
+        (Own(), (train, val), {"max_params": 0}, "max_params is 0"),
+        (Own(), (train, val), {"distill": 2.0}, "distill is 2"),
+        (Own(), (train,), {}, "nothing to validate with"),
+        (Own(), (few_digits(), val), {}, "leave out val and test"),
+        (Own(), (train, []), {}, "no batches"),
+        (Own(), (train, val, []), {}, "to test with has no batches"),
+    ]
+    for net, data, options, said in cases:
+        with pytest.raises(TrainingError, match=rf"{said}[^\n]*\.$"):
+            quern.compress(net, *data, **{**SHORT, **options}, out=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(RecordError, match=r"file cannot be written to \(Not a directory\): choose another folder\.$"):
+        quern.compress(Own(), train, val, out=tmp_path / "file")
+
+
+def test_the_option_that_was_meant_is_named(loaders: tuple[Any, ...]) -> None:
+    for wrong, meant in (("max_param", "max_params"), ("epoch", "epochs"), ("learning_smoothing", "label_smoothing")):
+        with pytest.raises(TrainingError, match=rf"^compress has no option {wrong}: did you mean {meant}\?$"):
+            quern.compress(Own(), *loaders, **{wrong: 1})  # pyright: ignore[reportArgumentType]
