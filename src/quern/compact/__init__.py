@@ -1,8 +1,8 @@
 """Make a network with zeros physically smaller, with the same outputs.
 
     small = compact(model, example_input)             # a new network of the same classes
-    found = plan(model, example_input); print(found)  # what there is to remove
-    small = compact(model, found, optimizer)          # in the middle of training
+    todo = plan(model, example_input); print(todo)    # what there is to remove
+    small = compact(model, todo, optimizer)           # in the middle of training
 
 Every value in the network is followed channel by channel: a channel is *constant* if no live input reaches it, and
 *needed* if some output depends on it. Layers are narrowed to what is needed and not constant. A constant that enters a
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.fx.node import map_aggregate
 
 from quern.compact._census import Census, Counted
+from quern.compact._optimizer_state import check_state, narrow_optimizer
 from quern.compact._plan import DEAD, Plan
 from quern.compact.folding import fold
 from quern.errors import CompactionError, DeadNetworkWarning, NotFiniteWarning
@@ -160,8 +161,8 @@ def census(model: nn.Module, example_input: Example) -> Census | None:
             facts, outputs, _ = read(model, inputs, False, largest(model))
     except CompactionError:
         return None
-    found = Census(facts, outputs, _counts(model))
-    return found if found.repeatable else None
+    count = Census(facts, outputs, _counts(model))
+    return count if count.repeatable else None
 
 
 def warn_dead() -> None:
@@ -194,39 +195,37 @@ def compact(
         )
     if keep_unknown and isinstance(how, Plan):
         raise CompactionError("keep_unknown is for making a plan, and this one is made: give it to plan.")
-    found = how if isinstance(how, Plan) else plan(model, how, keep_unknown=keep_unknown)
-    if found is not how:
-        if found.dead:
+    made = how if isinstance(how, Plan) else plan(model, how, keep_unknown=keep_unknown)
+    if made is not how:
+        if made.dead:
             warn_dead()
-        if NOT_FINITE in found.notes:
+        if NOT_FINITE in made.notes:
             warnings.warn(f"{NOT_FINITE}.", NotFiniteWarning, stacklevel=2)
     small = copy.deepcopy(model)
     old = dict(model.named_parameters())
-    _apply(small, found, old, optimizer)
+    _apply(small, made, old, optimizer)
     return small
 
 
-def compact_(model: nn.Module, found: Plan, optimizer: torch.optim.Optimizer | None = None) -> None:
+def compact_(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None = None) -> None:
     """As :func:`compact`, in place: the layers of ``model`` get new, smaller parameters."""
-    _apply(model, found, dict(model.named_parameters()), optimizer)
+    _apply(model, plan, dict(model.named_parameters()), optimizer)
 
 
-def _apply(
-    model: nn.Module, found: Plan, old: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer | None
-) -> None:
-    layers = _layers(model, found)
+def _apply(model: nn.Module, plan: Plan, old: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer | None) -> None:
+    layers = _layers(model, plan)
     if optimizer is not None:
-        _check_state(optimizer, {name: p for name, p in old.items() if name.rpartition(".")[0] in layers})
-    selected = _narrow_layers(model, found, layers)
-    _write_down(model, found)
+        check_state(optimizer, {name: p for name, p in old.items() if name.rpartition(".")[0] in layers})
+    selected = _narrow_layers(model, plan, layers)
+    _write_down(model, plan)
     if optimizer is not None:
-        _narrow_optimizer(optimizer, old, model, selected)
+        narrow_optimizer(optimizer, old, model, selected)
 
 
-def _layers(model: nn.Module, found: Plan) -> dict[str, nn.Module]:
+def _layers(model: nn.Module, plan: Plan) -> dict[str, nn.Module]:
     """The layers of ``model`` that the plan changes; an error unless it fits all of them."""
     layers: dict[str, nn.Module] = {}
-    for name, planned in found.layers.items():
+    for name, planned in plan.layers.items():
         try:
             layers[name] = model.get_submodule(name)
         except AttributeError:
@@ -235,22 +234,22 @@ def _layers(model: nn.Module, found: Plan) -> dict[str, nn.Module]:
     return layers
 
 
-def _narrow_layers(model: nn.Module, found: Plan, layers: dict[str, nn.Module]) -> dict[str, Select]:
+def _narrow_layers(model: nn.Module, plan: Plan, layers: dict[str, nn.Module]) -> dict[str, Select]:
     """Make the layers of ``model`` smaller; what becomes of each parameter, by its name."""
-    zero_(model, found.tol)
+    zero_(model, plan.tol)
     selected: dict[str, Select] = {}
     for name, layer in layers.items():
-        chosen = spec_of(layer).narrow(layer, found.layers[name])
+        chosen = spec_of(layer).narrow(layer, plan.layers[name])
         selected |= {f"{name}.{key}".removeprefix("."): select for key, select in chosen.items()}
     return selected
 
 
-def _write_down(model: nn.Module, found: Plan) -> None:
+def _write_down(model: nn.Module, plan: Plan) -> None:
     """Files keep the structure alone; the numbers are in their tensors."""
     source = recipe_of(model)
     steps, before = last_plan(source)
-    found = found.structure() if before is None else before.then(found.structure())
-    set_recipe(model, Recipe(source.builder, source.arguments, (*steps, {"compact": found.to_dict()})))
+    plan = plan.structure() if before is None else before.then(plan.structure())
+    set_recipe(model, Recipe(source.builder, source.arguments, (*steps, {"compact": plan.to_dict()})))
 
 
 def last_plan(source: Recipe) -> tuple[tuple[dict[str, Any], ...], Plan | None]:
@@ -262,9 +261,9 @@ def last_plan(source: Recipe) -> tuple[tuple[dict[str, Any], ...], Plan | None]:
 
 
 def _tensors(result: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_aggregate(result, lambda a: found.append(a) if isinstance(a, Tensor) else None)
-    return found
+    tensors: list[Tensor] = []
+    map_aggregate(result, lambda a: tensors.append(a) if isinstance(a, Tensor) else None)
+    return tensors
 
 
 def _try(network: nn.Module, inputs: tuple[Any, ...]) -> list[Tensor] | None:
@@ -275,15 +274,15 @@ def _try(network: nn.Module, inputs: tuple[Any, ...]) -> list[Tensor] | None:
         return None
 
 
-def _smaller(network: nn.Module, found: Plan, inputs: tuple[Any, ...]) -> list[Tensor]:
+def _smaller(network: nn.Module, plan: Plan, inputs: tuple[Any, ...]) -> list[Tensor]:
     """What ``network`` gives after it was made smaller in place."""
-    _narrow_layers(network, found, _layers(network, found))
+    _narrow_layers(network, plan, _layers(network, plan))
     try:
         return _tensors(network(*mapped(inputs, Tensor.clone)))
     except (RuntimeError, ValueError, TypeError, IndexError) as reason:
-        said = str(reason).splitlines()[0].rstrip(".")
+        why = str(reason).splitlines()[0].rstrip(".")
         raise CompactionError(
-            f"the network does not run with fewer channels, which its forward counts on: {said}."
+            f"the network does not run with fewer channels, which its forward counts on: {why}."
         ) from reason
 
 
@@ -302,7 +301,7 @@ def _noise(own: Tensor, exact: Tensor) -> float:
 
 def _close(
     wanted: Sequence[Tensor],
-    found: Sequence[Tensor],
+    given: Sequence[Tensor],
     coarsest: float,
     largest: float,
     noise: Sequence[float] | None = None,
@@ -314,9 +313,9 @@ def _close(
     """
     relative = 1e-8 if coarsest < 1e-12 else max(1e-3, 16 * coarsest)
     absolute = min(1e3 * coarsest, relative) * largest
-    if len(wanted) != len(found):
+    if len(wanted) != len(given):
         return False
-    for a, b, own in zip(wanted, found, noise or [0.0] * len(wanted), strict=True):
+    for a, b, own in zip(wanted, given, noise or [0.0] * len(wanted), strict=True):
         if a.shape != b.shape:
             return False
         if not a.is_floating_point():
@@ -329,62 +328,3 @@ def _close(
         if not ((a - b)[finite].abs() <= relative * scale + absolute + 10 * own).all():
             return False
     return True
-
-
-def _narrow_optimizer(
-    optimizer: torch.optim.Optimizer,
-    old: dict[str, nn.Parameter],
-    model: nn.Module,
-    selected: dict[str, Select],
-) -> None:
-    """Make ``optimizer`` that of ``model``: groups, and the state of each parameter."""
-    new = dict(model.named_parameters())
-    swap = {id(p): name for name, p in old.items()}
-    state = {}
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            name = swap.get(id(p))
-            if name is None or p not in optimizer.state:
-                continue
-            entry = optimizer.state[p]
-            state[name] = {key: _narrow_state(value, p, new[name], selected.get(name)) for key, value in entry.items()}
-    for group in optimizer.param_groups:
-        names = [swap.get(id(p)) for p in group["params"]]
-        added = [n for n in new if n not in old and any(p is _sibling(n, old) for p in group["params"])]
-        group["params"] = [p if n is None else new[n] for n, p in zip(names, group["params"], strict=True)]
-        group["params"] += [new[n] for n in added]
-    for p in old.values():
-        optimizer.state.pop(p, None)
-    for name, entry in state.items():
-        optimizer.state[new[name]] = entry
-    if hasattr(optimizer, "replace_parameters"):
-        renamed = {id(p): new[name] for name, p in old.items()}
-        optimizer.replace_parameters(renamed, model, selected)  # pyright: ignore
-
-
-def _check_state(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]) -> None:
-    """A sentence, before anything is changed, if the optimizer is another network's, or if a state is not of the shape
-    of its parameter."""
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if parameters and not any(id(p) in held for p in parameters.values()):
-        raise CompactionError("the optimizer holds none of the network's parameters: give the one that trains it.")
-    for p in parameters.values():
-        for value in optimizer.state.get(p, {}).values():
-            if isinstance(value, Tensor) and value.dim() and value.shape not in (p.shape, p.shape[1:]):
-                raise CompactionError(
-                    f"the optimizer keeps a state of shape {tuple(value.shape)}, which cannot be narrowed."
-                )
-
-
-def _sibling(name: str, old: dict[str, nn.Parameter]) -> nn.Parameter | None:
-    """The weight of the layer to which compaction added a bias."""
-    return old.get(f"{name.rpartition('.')[0]}.weight".removeprefix("."))
-
-
-def _narrow_state(value: Any, p: nn.Parameter, new: nn.Parameter, select: Select | None) -> Any:
-    if not isinstance(value, Tensor) or value.dim() == 0 or select is None:
-        return value.clone() if isinstance(value, Tensor) else value
-    if value.shape == p.shape:
-        return torch.empty_like(new.detach(), memory_format=torch.preserve_format).copy_(select(value))
-    like = torch.empty_like(new.detach()[0], memory_format=torch.preserve_format)
-    return like.copy_(select(value.unsqueeze(0)).squeeze(0))  # one number for all components of a quaternion
