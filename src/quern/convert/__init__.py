@@ -2,31 +2,16 @@
 
 import copy
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quern import algebra
-from quern.nn._conv import (
-    QConv1d,
-    QConv2d,
-    QConv3d,
-    QConvTranspose1d,
-    QConvTranspose2d,
-    QConvTranspose3d,
-)
-from quern.nn._dropout import QDropout, QDropout2d
-from quern.nn._linear import QLinear
-from quern.nn._norm import QBatchNorm1d, QBatchNorm2d, QBatchNorm3d, QLayerNorm
+from quern.graph.layers.convolution import Convolution
+from quern.graph.paths import has_rows
+from quern.graph.spec import own_spec, spec_of
 
-_CONV = {
-    nn.Conv1d: QConv1d,
-    nn.Conv2d: QConv2d,
-    nn.Conv3d: QConv3d,
-    nn.ConvTranspose1d: QConvTranspose1d,
-    nn.ConvTranspose2d: QConvTranspose2d,
-    nn.ConvTranspose3d: QConvTranspose3d,
-}
 _ORKIS_PARTS = ("r_weight", "i_weight", "j_weight", "k_weight")
 
 
@@ -63,19 +48,15 @@ def from_orkis(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, 
     return result
 
 
-def _orkis_weight(weight: Tensor, module: nn.Module, name: str) -> Tensor:
-    if isinstance(module, QLinear):
+def _orkis_weight(weight: Tensor, layer: Any, name: str) -> Tensor:
+    if not has_rows(layer):
+        raise ValueError(f"the layer {name!r} is a {type(layer).__name__}, which has no counterpart in that library.")
+    if not isinstance(spec_of(layer), Convolution):
         return weight.transpose(1, 2)
-    if not isinstance(module, tuple(_CONV.values())):
-        raise ValueError(f"the layer {name!r} is a {type(module).__name__}, which has no counterpart in that library.")
-    if module.groups != 1:
-        raise ValueError(f"the layer {name!r} has groups={module.groups}, which split components in that library.")
-    if isinstance(module, QConvTranspose1d | QConvTranspose2d | QConvTranspose3d):
-        return algebra.conjugate(weight.transpose(1, 2))
-    return weight
+    if layer.groups != 1:
+        raise ValueError(f"the layer {name!r} has groups={layer.groups}, which split components in that library.")
+    return algebra.conjugate(weight.transpose(1, 2)) if layer.transposed else weight
 
-
-_NORM = {nn.BatchNorm1d: QBatchNorm1d, nn.BatchNorm2d: QBatchNorm2d, nn.BatchNorm3d: QBatchNorm3d}
 
 # Layers that act on each real channel alone, and so on quaternions as they are.
 _SPLIT_WISE = (
@@ -106,7 +87,7 @@ def quaternionize(module: nn.Module, keep: Collection[str] = ()) -> nn.Module:
     unknown = [name for name in keep if name not in dict(module.named_modules())]
     if unknown:
         raise ValueError(f"keep names {', '.join(unknown)}, which the network does not have.")
-    dropout_dim = 1 if any(type(m) in _CONV for m in module.modules()) else -1
+    dim = 1 if any(isinstance(own_spec(m), Convolution) for m in module.modules()) else -1
     problems: list[str] = []
     done: dict[nn.Module, nn.Module] = {}  # a layer used twice stays one layer
 
@@ -117,7 +98,8 @@ def quaternionize(module: nn.Module, keep: Collection[str] = ()) -> nn.Module:
             return done[old]
         new = old
         try:
-            new = _quaternion_layer(old, dropout_dim)
+            spec = own_spec(old)
+            new = None if spec is None else spec.quaternion_form(old, dim)
         except ValueError as error:
             problems.append(f"{name or 'the module'} ({error})")
         if new is None:
@@ -137,47 +119,3 @@ def quaternionize(module: nn.Module, keep: Collection[str] = ()) -> nn.Module:
     if problems:
         raise ValueError(f"cannot convert {'; '.join(problems)}. Name them in keep=... to leave them real.")
     return result
-
-
-def _parts_for(channels: int) -> str:
-    return {1: "r", 3: "ijk"}.get(channels, "rijk")
-
-
-def _quaternion_layer(old: nn.Module, dropout_dim: int) -> nn.Module | None:
-    """The quaternion layer for a ``torch.nn`` layer of exactly a known class, None for anything else."""
-    kind: type = type(old)
-    state = (*old.parameters(recurse=False), *old.buffers(recurse=False))
-    reference = next((t for t in state if t.is_floating_point()), None)
-    factory = {} if reference is None else {"device": reference.device, "dtype": reference.dtype}
-    if isinstance(old, nn.Linear) and kind is nn.Linear:
-        parts = _parts_for(old.in_features)
-        return QLinear(old.in_features, old.out_features, old.bias is not None, input_parts=parts, **factory)
-    if kind in _CONV:
-        shared = {
-            "kernel_size": old.kernel_size,
-            "stride": old.stride,
-            "padding": old.padding,
-            "dilation": old.dilation,
-            "groups": old.groups,
-            "bias": old.bias is not None,
-            "padding_mode": old.padding_mode,
-            **factory,
-        }
-        if kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
-            shared["input_parts"] = _parts_for(int(old.in_channels))  # pyright: ignore
-        else:
-            shared["output_padding"] = old.output_padding
-        return _CONV[kind](old.in_channels, old.out_channels, **shared)
-    if kind in _NORM:
-        return _NORM[kind](old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats, **factory)
-    if isinstance(old, nn.LayerNorm) and kind is nn.LayerNorm:
-        if len(old.normalized_shape) > 1:
-            raise ValueError("a LayerNorm over several axes does not say which carries the quaternions")
-        return QLayerNorm(
-            old.normalized_shape, old.eps, old.elementwise_affine, getattr(old, "bias", None) is not None, **factory
-        )
-    if isinstance(old, nn.Dropout) and kind is nn.Dropout:
-        return QDropout(old.p, old.inplace, dim=dropout_dim)
-    if isinstance(old, nn.Dropout2d) and kind is nn.Dropout2d:
-        return QDropout2d(old.p, old.inplace)
-    return None

@@ -217,15 +217,16 @@ class Spec:
             raise ExportError(f"{name} ({type(layer).__name__}) has no real form that quern knows.")
         return writer.call(name, lambda: layer, *args, **kwargs)
 
+    def quaternion_form(self, layer: Any, dim: int) -> nn.Module | None:
+        """The quaternion layer of the same real widths, freshly initialised, in place of a layer of torch; None if none
+        is known, ValueError if this one has none. ``dim`` is the axis of the channels, where the layer does not say."""
+        return None
+
     # ------------------------------------------------------------------------------------------- not known yet
 
     def pack(self, layer: Any) -> Any:
         """How it is stored for a runtime: not known of any layer yet."""
         raise NotImplementedError(f"how a {type(layer).__name__} is packed for a runtime is not known.")
-
-    def quaternion_form(self, layer: Any) -> nn.Module:
-        """The quaternion layer in place of torch's own: not known here, :func:`quern.quaternionize` has its own."""
-        raise NotImplementedError(f"no quaternion form of {type(layer).__name__} is known.")
 
 
 # ---------------------------------------------------------------------------------------------------- the register

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quern.algebra import UNITS
 from quern.graph.facts import Value, of_layer
 from quern.graph.functions import FunctionRules, unknown
 from quern.graph.layer_plan import LayerPlan
@@ -24,6 +25,18 @@ def real_layer(kind: Callable[..., Any], *sizes: int, weight: Tensor, bias: Tens
     if bias is not None:
         layer.bias = nn.Parameter(bias.detach().clone())
     return layer
+
+
+def factory(layer: nn.Module) -> dict[str, Any]:
+    """The device and the type of a layer's numbers, for another one."""
+    own = (*layer.parameters(recurse=False), *layer.buffers(recurse=False))
+    like = next((t for t in own if t.is_floating_point()), None)
+    return {} if like is None else {"device": like.device, "dtype": like.dtype}
+
+
+def image_parts(channels: int) -> str:
+    """Which components so many input channels are: those of gray or colour images, else all."""
+    return {1: "r", 3: "ijk"}.get(channels, UNITS)
 
 
 class OneToOne(Spec):

@@ -13,10 +13,12 @@ from quern.functional.products import block_weight
 from quern.functional.shapes import same_padding, weight_layout
 from quern.graph import plain
 from quern.graph.layer_plan import LayerPlan
-from quern.graph.layers.bases import real_layer
+from quern.graph.layers.bases import factory, image_parts, real_layer
 from quern.graph.layers.linear import Linear
 from quern.graph.spec import Select, Work, Writer, register, take
 
+_QUATERNION: tuple[Any, ...] = (qnn.QConv1d, qnn.QConv2d, qnn.QConv3d)
+_QUATERNION += (qnn.QConvTranspose1d, qnn.QConvTranspose2d, qnn.QConvTranspose3d)
 _REAL = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -134,6 +136,17 @@ class Convolution(Linear):
         ones = TF.pad(ones, beyond) if beyond else ones
         return y + writer.call(writer.beside(name, "constant"), build_constant, ones, **more)
 
+    def quaternion_form(self, layer: Any, dim: int) -> nn.Module | None:
+        if self.components == 4:
+            return None
+        names = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+        options = {name: getattr(layer, name) for name in names} | {"bias": layer.bias is not None} | factory(layer)
+        if layer.transposed:
+            options["output_padding"] = layer.output_padding
+        else:
+            options["input_parts"] = image_parts(layer.in_channels)
+        return _QUATERNION[_REAL.index(type(layer))](layer.in_channels, layer.out_channels, **options)
+
     # --------------------------------------------------------------------------------------------------- work
 
     def work(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> list[Work]:
@@ -164,5 +177,5 @@ def _groups(layer: Any, plan: LayerPlan) -> tuple[Tensor, Tensor, Tensor]:
 
 for _kind in _REAL:
     register(_kind, Convolution(1))
-for _kind in (qnn.QConv1d, qnn.QConv2d, qnn.QConv3d, qnn.QConvTranspose1d, qnn.QConvTranspose2d, qnn.QConvTranspose3d):
+for _kind in _QUATERNION:
     register(_kind, Convolution(4))

@@ -1,5 +1,6 @@
 """Layers that hand on what they get, when not training."""
 
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -20,6 +21,10 @@ class Identity(Apart):
 class Dropout(Identity):
     def keeps_constants(self, layer: Any) -> bool:
         return False  # while training it does not
+
+    def quaternion_form(self, layer: Any, dim: int) -> nn.Module | None:
+        forms = {nn.Dropout: partial(qnn.QDropout, dim=dim), nn.Dropout2d: qnn.QDropout2d}
+        return forms[type(layer)](layer.p, layer.inplace) if type(layer) in forms else None
 
 
 register(nn.Identity, Identity())

@@ -12,7 +12,7 @@ from quern.functional.products import block_weight
 from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules
 from quern.graph.layer_plan import LayerPlan
-from quern.graph.layers.bases import OneToOne, nonzero, real_layer
+from quern.graph.layers.bases import OneToOne, factory, image_parts, nonzero, real_layer
 from quern.graph.spec import Affine, Call, Select, Shape, Work, Writer, add_parameter, both, register, take
 
 
@@ -215,6 +215,12 @@ class Linear(OneToOne):
             return real_layer(nn.Linear, layer.in_features, layer.out_features, weight=weight, bias=bias)
 
         return writer.call(name, build, *args, **kwargs)
+
+    def quaternion_form(self, layer: Any, dim: int) -> nn.Module | None:
+        if self.components == 4:
+            return None
+        sizes, parts = (layer.in_features, layer.out_features), image_parts(layer.in_features)
+        return qnn.QLinear(*sizes, layer.bias is not None, input_parts=parts, **factory(layer))
 
     # --------------------------------------------------------------------------------------------------- work
 

@@ -11,8 +11,8 @@ from quern.errors import ExportError
 from quern.graph import plain
 from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules
-from quern.graph.layers.bases import OneToOne, PerChannel, nonzero, real_layer
-from quern.graph.spec import Affine, Call, Writer, register
+from quern.graph.layers.bases import OneToOne, PerChannel, factory, nonzero, real_layer
+from quern.graph.spec import Affine, Call, Spec, Writer, register
 
 
 class BatchNorm(PerChannel):
@@ -61,6 +61,12 @@ class BatchNorm(PerChannel):
             return norm
 
         return writer.call(name, build, *args, **kwargs)
+
+    def quaternion_form(self, layer: Any, dim: int) -> nn.Module | None:
+        if self.components == 4:
+            return None
+        options = (layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+        return getattr(qnn, f"QBatchNorm{self.space}d")(*options, **factory(layer))
 
 
 def _no_statistics(name: str, layer: nn.Module) -> str:
@@ -119,9 +125,20 @@ class LayerNorm(OneToOne):
         return plain.layer_norm(input, layer.normalized_shape, weight, bias, layer.eps)
 
 
+class RealLayerNorm(Spec):
+    """Nothing is known of what becomes of its channels."""
+
+    def quaternion_form(self, layer: Any, dim: int) -> nn.Module | None:
+        if len(layer.normalized_shape) > 1:
+            raise ValueError("a LayerNorm over several axes does not say which carries the quaternions")
+        shift = getattr(layer, "bias", None) is not None
+        return qnn.QLayerNorm(layer.normalized_shape, layer.eps, layer.elementwise_affine, shift, **factory(layer))
+
+
 _REAL = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 for _n in (1, 2, 3):
     register(_REAL[_n - 1], BatchNorm(1, _n))
     register(getattr(qnn, f"QBatchNorm{_n}d"), BatchNorm(4, _n))
 register(qnn.QWhiteningBatchNorm2d, WhiteningBatchNorm())
 register(qnn.QLayerNorm, LayerNorm())
+register(nn.LayerNorm, RealLayerNorm())
