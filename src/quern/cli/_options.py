@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 
 import typer
 
-# As in quern.data, quern.penalties and quern.models, which are not loaded for a page of help.
+# As in quern.data, quern.penalties and quern.models, which are not loaded for a page of help. ``quern data list`` names
+# all data sets; these are those to begin with.
 FETCHED = ("mnist", "cifar10")
 DATASETS = (*FETCHED, "digits")
 PENALTIES: dict[str, tuple[str, dict[str, bool]]] = {

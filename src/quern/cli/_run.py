@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from quern.cli._console import Fetching, err_console, say
-from quern.cli._options import DATASETS, PENALTIES
+from quern.cli._options import PENALTIES
 from quern.errors import TrainingError, instead_of
 from quern.records import Course, Result
 
@@ -39,8 +39,10 @@ def config_to_resume(context: typer.Context, out: Path | None) -> Path:
 
 def config_of_run(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of both commands that say on what, with which network and how it is run, as config.json has them."""
+    from quern.data import NAMES
+
     dataset, data_dir = options["dataset"], options["data_dir"]
-    path = Path(dataset).exists() and dataset not in DATASETS
+    path = Path(dataset).exists() and dataset not in NAMES
     return {
         "command": shlex.join(["quern", *sys.argv[1:]]),
         "dataset": str(Path(dataset).resolve()) if path else dataset,  # as it is known from any folder
