@@ -86,7 +86,7 @@ def size() -> None:
             x, y = at(network)
             label = f"{100 * network['test_accuracy']:.1f}"
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>')
-            parts.append(f'<text x="{x:.1f}" y="{y - 9:.1f}" text-anchor="middle" fill="{colour}">{label}</text>')
+            parts.append(f'<text x="{x + 9:.1f}" y="{y + 4:.1f}" fill="{colour}">{label}</text>')
     parts.append("</svg>")
     write_text(ROOT / "docs/size.svg", "\n".join(parts) + "\n")
 

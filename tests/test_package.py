@@ -122,7 +122,7 @@ def test_the_examples_in_the_documents_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("README.md", "docs/compaction.md", "docs/compress.md"):
+    for name in ("README.md", "docs/start.md", "docs/compaction.md", "docs/compress.md"):
         text = (Path(__file__).parent.parent / name).read_text()
         for part in text.split("```python\n")[1:]:
             exec(compile(part.split("```")[0], name, "exec"), {})
