@@ -2,13 +2,11 @@
 
 import re
 import runpy
-import signal
 import subprocess
 import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
-from types import CodeType
 
 import pytest
 import torch
@@ -122,9 +120,8 @@ def test_flipping_one_sign_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_matches_real(linear.build(), linear.real, *linear.draw())
 
 
-def python_blocks(name: str) -> list[CodeType]:
-    parts = (ROOT / name).read_text().split("```python\n")[1:]
-    return [compile(part.split("```")[0], f"{name}, block {n}", "exec") for n, part in enumerate(parts, 1)]
+def python_blocks(name: str) -> list[str]:
+    return [part.split("```")[0] for part in (ROOT / name).read_text().split("```python\n")[1:]]
 
 
 @pytest.mark.unchecked  # as a user would run them; type checks make them take twice as long
@@ -134,7 +131,7 @@ def test_the_examples_in_the_documents_run(
     monkeypatch.chdir(tmp_path)
     for name in ("README.md", "docs/start.md", "docs/compaction.md", "docs/compress.md"):
         for block in python_blocks(name):
-            exec(block, {})
+            exec(compile(block, name, "exec"), {})
     printed = capsys.readouterr().out
     assert "QConv2d(3, 32" in printed
     assert "QLSTM(16, 32" in printed
@@ -144,23 +141,12 @@ def test_the_examples_in_the_documents_run(
     assert {path.name for path in tmp_path.iterdir()} == {"small.onnx", "small.safetensors"}
 
 
-@pytest.mark.unchecked
-def test_the_examples_of_extending_run(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They assert what they show, and are forgotten afterwards."""
-    from quern.cli import app
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setattr(app, "registered_commands", list(app.registered_commands))
-    terminated = signal.getsignal(signal.SIGTERM)
-    try:
-        for block in python_blocks("docs/extending.md"):
-            exec(block, {})
-    finally:
-        signal.signal(signal.SIGTERM, terminated)
-    assert '["QConv2d", ' in capsys.readouterr().out
+def test_the_examples_of_extending_run(tmp_path: Path) -> None:
+    """In a process of their own, since they register things. They assert what they show."""
+    examples = [f"exec({part!r}, {{'__name__': 'example'}})" for part in python_blocks("docs/extending.md")]
+    command = [sys.executable, "-W", "error", "-c", "\n".join(examples)]
+    done = subprocess.run(command, cwd=tmp_path, check=True, stdout=subprocess.PIPE, text=True)
+    assert '["QConv2d", ' in done.stdout
 
 
 def test_the_readme_is_short() -> None:
