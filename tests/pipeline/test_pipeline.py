@@ -28,7 +28,7 @@ from quern.penalties import GammaL1
 from quern.pipeline import Compressed
 from quern.records import Answers, read_compression
 from quern.report import write_run_report
-from quern.train import Loaders, Result, Settings, fit
+from quern.train import Epoch, Loaders, Result, Settings, fit
 from tests.commands import here
 from tests.train.test_train import Stop
 
@@ -247,8 +247,8 @@ def test_the_teacher_is_asked_while_healing_and_stays_as_it_is(loaders: tuple[An
         before, asked = copy.deepcopy(teacher.state_dict()), {}
 
         class See(Losses):
-            def epoch(self, line: dict[str, Any], teacher: Asked = teacher, asked: dict = asked) -> None:
-                asked[line["phase"]] = teacher.often
+            def epoch(self, line: Epoch, teacher: Asked = teacher, asked: dict = asked) -> None:
+                asked[line.phase] = teacher.often
 
         fit(net, data, settings, watchers=[See()], teacher=teacher)
         assert asked == {"train": 0, "heal": often}

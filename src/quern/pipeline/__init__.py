@@ -53,6 +53,7 @@ from quern.records import (
     respelled,
     schema,
 )
+from quern.records.schema import to_plain
 from quern.sparsity import measure
 from quern.train import (
     NAMES,
@@ -261,7 +262,8 @@ def _stages(
             {"name": a.name, "kind": a.kind, "dense": a.neurons, "small": b.neurons}
             for a, b in zip(measure(dense).layers, measure(small).layers, strict=True)
         ],
-        "history": {"dense": list(dense_result.history), "small": list(small_result.history)},
+        "dead_by": "compaction",
+        "history": {"dense": to_plain(dense_result.history), "small": to_plain(small_result.history)},
     }
     if isinstance(job.data, ImageSet):
         write_text(job.out / "samples.json", json.dumps(samples(dense, small, job.data, kinds)) + "\n")

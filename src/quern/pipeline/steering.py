@@ -76,7 +76,7 @@ def check_possible(
     """TrainingError if no network that ``penalty`` makes of ``model`` can meet ``budget`` and still depend on its
     input: one that has a single neuron left in every layer that the penalty reaches. Speed is known only later."""
     smallest = copy.deepcopy(model)
-    reached = {id(p) for target in penalty.targets(smallest) if target.l1 or target.group for p in target.parameters}
+    reached = {id(p) for target in penalty.targets(smallest) if target.zeros for p in target.parameters}
     layers = [layer for layer in smallest.modules() if reached & {id(p) for p in layer.parameters(recurse=False)}]
     if not all(isinstance(layer, (qnn.QLinear, QConvolution, QBatchNorm)) for layer in layers):
         return  # of other layers it is not known what they can be reduced to
