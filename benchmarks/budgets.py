@@ -27,7 +27,7 @@ from quern.penalties import GammaL1
 from quern.pipeline import Budget
 from quern.pipeline.steering import Steering
 from quern.sparsity import measure as measured
-from quern.train import Phase, Settings, fit
+from quern.train import Epoch, Phase, Settings, fit
 from timing import main
 
 TARGET = 1.5  # dense epochs
@@ -96,7 +96,7 @@ class Clock:
 
     def step(self, epoch: int, phase: Phase, step: int, steps: int, loss: float) -> None: ...
 
-    def epoch(self, line: dict[str, Any]) -> None:  # noqa: ARG002
+    def epoch(self, line: Epoch) -> None:  # noqa: ARG002
         self.times.append(time.perf_counter())
 
     def end(self) -> None: ...

@@ -27,6 +27,7 @@ from quern.pipeline._answers import compare_answers, count_by_class, samples
 from quern.pipeline._folder import open_folder
 from quern.pipeline.steering import Steering
 from quern.records import Answers, Budget, Chance, Comparison, Network, schema
+from quern.records.schema import to_plain
 from quern.sparsity import measure
 from quern.train import Loaders, Result, Settings, Source, Watcher, evaluate, fit, held_out
 
@@ -113,7 +114,8 @@ def run_stages(
             {"name": before.name, "kind": before.kind, "dense": before.neurons, "small": after.neurons}
             for before, after in zip(measure(dense).layers, measure(small).layers, strict=True)
         ],
-        "history": {"dense": list(dense_result.history), "small": list(small_result.history)},
+        "dead_by": "compaction",
+        "history": {"dense": to_plain(dense_result.history), "small": to_plain(small_result.history)},
     }
     if isinstance(job.data, ImageSet):
         write_text(job.out / "samples.json", json.dumps(samples(dense, small, job.data, outcomes)) + "\n")
