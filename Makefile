@@ -56,6 +56,10 @@ bench: $(DEVELOP)
 	$(BIN)/python benchmarks/training.py --json benchmarks/training.json
 	$(BIN)/python benchmarks/compare.py benchmarks/layers.json benchmarks/training.json
 
+.PHONY: graph
+graph: $(DEVELOP)
+	$(BIN)/python benchmarks/import_graph.py
+
 setup: $(READY)
 
 # The browser that opens the reports in tests. Without it those tests are skipped, so this never fails.

@@ -27,7 +27,7 @@ from quern.penalties import GammaL1
 from quern.pipeline import Budget
 from quern.pipeline.steering import Steering
 from quern.sparsity import measure as measured
-from quern.train import Phase, Settings, fit
+from quern.train import Epoch, Phase, Settings, fit
 from timing import main
 
 TARGET = 1.5  # dense epochs
@@ -49,9 +49,9 @@ def folder_of_images(root: Path, count: int = 1000) -> ImageSet:
     from PIL import Image
     from sklearn.datasets import load_digits
 
-    found: Any = load_digits()
+    digits: Any = load_digits()
     shades = np.array([1.0, 0.85, 0.7])
-    for n, (picture, label) in enumerate(zip(found.images[:count], found.target[:count], strict=True)):
+    for n, (picture, label) in enumerate(zip(digits.images[:count], digits.target[:count], strict=True)):
         gray = Image.fromarray((picture * (255 / 16)).astype("uint8")).resize((32, 32), Image.Resampling.BICUBIC)
         tinted = Image.fromarray((np.asarray(gray)[..., None] * np.roll(shades, label)).astype("uint8"))
         folder = root / str(label)
@@ -60,27 +60,23 @@ def folder_of_images(root: Path, count: int = 1000) -> ImageSet:
     return data.image_folder(root)
 
 
-def of_digits() -> Problem:
-    dense = Settings(epochs=DENSE_EPOCHS, batch=64, lr=5e-3)
-    budgets = {
-        "max_neurons": Budget(max_neurons=16),
-        "max_params": Budget(max_params=1000),
-        "max_bytes": Budget(max_bytes=6 << 10),
+def _budgets(neurons: int, params: int, file_bytes: int) -> dict[str, Budget]:
+    return {
+        "max_neurons": Budget(max_neurons=neurons),
+        "max_params": Budget(max_params=params),
+        "max_bytes": Budget(max_bytes=file_bytes),
         "min_speedup": Budget(min_speedup=5.0),
-        "max_params and max_bytes": Budget(max_params=1000, max_bytes=6 << 10),
+        "max_params and max_bytes": Budget(max_params=params, max_bytes=file_bytes),
     }
+
+
+def of_digits() -> Problem:
+    dense, budgets = Settings(epochs=DENSE_EPOCHS, batch=64, lr=5e-3), _budgets(16, 1000, 6 << 10)
     return Problem(data.digits(), lambda: models.digits_qcnn(norm="after_conv"), dense, _small(dense, 20), budgets)
 
 
 def of_folder(root: Path) -> Problem:
-    dense = Settings(epochs=DENSE_EPOCHS, batch=100)
-    budgets = {
-        "max_neurons": Budget(max_neurons=60),
-        "max_params": Budget(max_params=5000),
-        "max_bytes": Budget(max_bytes=40 << 10),
-        "min_speedup": Budget(min_speedup=5.0),
-        "max_params and max_bytes": Budget(max_params=5000, max_bytes=40 << 10),
-    }
+    dense, budgets = Settings(epochs=DENSE_EPOCHS, batch=100), _budgets(60, 5000, 40 << 10)
     return Problem(folder_of_images(root), models.qresnet20, dense, _small(dense, 6), budgets)
 
 
@@ -100,7 +96,7 @@ class Clock:
 
     def step(self, epoch: int, phase: Phase, step: int, steps: int, loss: float) -> None: ...
 
-    def epoch(self, line: dict[str, Any]) -> None:  # noqa: ARG002
+    def epoch(self, line: Epoch) -> None:  # noqa: ARG002
         self.times.append(time.perf_counter())
 
     def end(self) -> None: ...
@@ -137,14 +133,14 @@ def turn(problem: Problem) -> dict[str, tuple[float, float]]:
     torch.manual_seed(0)
     trained = problem.build()
     before = dense_epoch(problem, trained)
-    state, found = trained.state_dict(), {}
+    state, seconds = trained.state_dict(), {}
     for name, budget in problem.budgets.items():
         network = problem.build()
         network.load_state_dict(state)
         ground = grinding_epoch(problem, network, budget)
         after = dense_epoch(problem, problem.build())
-        found[name], before = ((before + after) / 2, ground), after
-    return found
+        seconds[name], before = ((before + after) / 2, ground), after
+    return seconds
 
 
 def measure(repeats: int) -> list[dict[str, Any]]:
@@ -154,15 +150,15 @@ def measure(repeats: int) -> list[dict[str, Any]]:
         for name, problem in (("digits", of_digits()), ("folder, qresnet20", of_folder(Path(root)))):
             turns = [turn(problem) for _ in range(max(3, repeats // 2))]
             for budget in problem.budgets:
-                seconds = [one[budget] for one in turns]
+                seconds = [by_budget[budget] for by_budget in turns]
                 ratio = statistics.median(ours / dense for dense, ours in seconds)
                 dense, ours = (1e3 * statistics.median(side) for side in zip(*seconds, strict=True))
-                what = f"{name}: an epoch under {budget}"
-                row = {"what": what, "unit": "ms", "baseline": dense, "quern": ours, "ratio": ratio, "target": TARGET}
+                label = f"{name}: an epoch under {budget}"
+                row = {"what": label, "unit": "ms", "baseline": dense, "quern": ours, "ratio": ratio, "target": TARGET}
                 rows.append(row)
                 missed = "" if ratio <= TARGET else "MISSED"
                 print(
-                    f"{what:58s} {dense:9.1f} {ours:9.1f} ms  {ratio:6.2f}x   at most {TARGET:.2f}x {missed}",
+                    f"{label:58s} {dense:9.1f} {ours:9.1f} ms  {ratio:6.2f}x   at most {TARGET:.2f}x {missed}",
                     flush=True,
                 )
     return rows

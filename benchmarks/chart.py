@@ -31,9 +31,9 @@ def sheet(width: int, height: int, letters: int) -> list[str]:
 def legend(left: int, entries: tuple[tuple[int, str, str], ...]) -> list[str]:
     """Dots with their names, beside a panel's title."""
     parts = []
-    for x, colour, who in entries:
+    for x, colour, name in entries:
         parts.append(f'<circle cx="{left + x}" cy="16" r="5" fill="{colour}"/>')
-        parts.append(f'<text x="{left + x + 10}" y="20" fill="{colour}">{who}</text>')
+        parts.append(f'<text x="{left + x + 10}" y="20" fill="{colour}">{name}</text>')
     return parts
 
 

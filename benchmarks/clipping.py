@@ -53,7 +53,7 @@ def grind(clip: Clip | None = None, parts: int = 1, mean: bool = False, autocast
             scores = network(x[chosen])
         return nn.functional.cross_entropy(scores.float(), y[chosen])
 
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for epoch in range(EPOCHS):
             optimizer.scale_penalty(ramp(epoch + 1, RISING))
@@ -72,7 +72,7 @@ def grind(clip: Clip | None = None, parts: int = 1, mean: bool = False, autocast
     return {
         "quaternion_sparsity": measure(network).quaternion_sparsity,
         "val_accuracy": float(right.float().mean()),
-        "warned": any(issubclass(warning.category, LastPathWarning) for warning in told),
+        "warned": any(issubclass(warning.category, LastPathWarning) for warning in caught),
     }
 
 
@@ -82,8 +82,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = {}
-    for name, how in WAYS.items():
-        rows[name] = grind(**how)
+    for name, options in WAYS.items():
+        rows[name] = grind(**options)
         print(f"{name:<45}{100 * rows[name]['quaternion_sparsity']:>7.1f} % zero", end="")
         print(f"{100 * rows[name]['val_accuracy']:>7.1f} % right{', warned' if rows[name]['warned'] else ''}")
     if arguments.json:

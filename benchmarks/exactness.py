@@ -26,36 +26,36 @@ HALVES = (torch.float16, torch.bfloat16)
 def main(count: int, seed: int) -> dict[str, object]:
     """What ``count`` networks came to."""
     rng = random.Random(seed)
-    seen, removed, dead = [], [], 0
+    measured, removed, dead = [], [], 0
     halves: dict[torch.dtype, list[Halves]] = {dtype: [] for dtype in HALVES}
     for _ in range(count):
         drawn = draw(rng)
-        found = plan(drawn.model, drawn.inputs[0])
-        seen.append(measure(drawn, found, compact(drawn.model, found)))
-        removed.append(1 - found.parameters[1] / found.parameters[0])
-        dead += found.dead
+        removal = plan(drawn.model, drawn.inputs[0])
+        measured.append(measure(drawn, removal, compact(drawn.model, removal)))
+        removed.append(1 - removal.parameters[1] / removal.parameters[0])
+        dead += removal.dead
         for dtype, differences in halves.items():
             differences.append(measure_halves(drawn, dtype))
     numbered = []
     for _ in range(count):
         drawn = numbered_network(rng)
-        found = plan(drawn.model, drawn.inputs[0])
-        numbered.append(measure(drawn, found, compact(drawn.model, found), single=False))
+        removal = plan(drawn.model, drawn.inputs[0])
+        numbered.append(measure(drawn, removal, compact(drawn.model, removal), single=False))
     in_16_bits: dict[str, float] = {}
     for dtype, differences in halves.items():
         name = str(dtype).removeprefix("torch.")
-        in_16_bits[f"worst_{name}_in_float64"] = max(one.compacted for one in differences)
-        in_16_bits[f"worst_{name}"] = max(one.compacted_as_it_is for one in differences)
-        in_16_bits[f"worst_{name}_before"] = max(one.as_it_is for one in differences)
+        in_16_bits[f"worst_{name}_in_float64"] = max(network.compacted for network in differences)
+        in_16_bits[f"worst_{name}"] = max(network.compacted_as_it_is for network in differences)
+        in_16_bits[f"worst_{name}_before"] = max(network.as_it_is for network in differences)
     return {
         "environment": facts(),
         "networks": count,
         "dead": dead,
         "seed": seed,
-        "networks_times_sizes": sum(one.sizes for one in seen),
-        "worst_float64": max(one.float64 for one in seen),
-        "worst_float32": max(one.float32 for one in seen),
-        "worst_with_numbers_float64": max(one.float64 for one in numbered),
+        "networks_times_sizes": sum(network.sizes for network in measured),
+        "worst_float64": max(network.float64 for network in measured),
+        "worst_float32": max(network.float32 for network in measured),
+        "worst_with_numbers_float64": max(network.float64 for network in numbered),
         **in_16_bits,
         "removed_on_average": statistics.mean(removed),
         "removed_at_most": max(removed),

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from quern import models
 from quern import nn as qnn
+from quern.bench.memory import peak_bytes
 from timing import main, medians
 
 
@@ -141,13 +142,7 @@ def _run_steps(name: str, which: str, batch: int) -> float:
     step = training_step(network, network.parameters(), x)
     for _ in range(3):
         step()
-    return _peak_resident()
-
-
-def _peak_resident() -> float:
-    """MiB; unlike getrusage's, this figure is not inherited from the parent process."""
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+    return peak_bytes() / 2**20
 
 
 def choose(both: tuple[nn.Sequential, Tensor, nn.Sequential, Tensor], which: str) -> tuple[nn.Sequential, Tensor]:
@@ -175,23 +170,23 @@ def live_memory(name: str, which: str, batch: int) -> float:
 def measure(repeats: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
 
-    def add(what: str, target: float | None, unit: str, common: float, ours: float) -> None:
-        row = {"what": what, "unit": unit, "baseline": common, "quern": ours, "ratio": common / ours, "target": target}
+    def add(label: str, target: float | None, unit: str, common: float, ours: float) -> None:
+        row = {"what": label, "unit": unit, "baseline": common, "quern": ours, "ratio": common / ours, "target": target}
         rows.append(row)
         goal = "" if target is None else f"   target {target:.2f}x {'' if row['ratio'] >= target else 'MISSED'}"
-        print(f"{what:58s} {common:9.2f} {ours:9.2f} {unit:3s} {row['ratio']:6.2f}x{goal}", flush=True)
+        print(f"{label:58s} {common:9.2f} {ours:9.2f} {unit:3s} {row['ratio']:6.2f}x{goal}", flush=True)
 
-    def race(what: str, target: float | None, common: Callable[[], None], ours: Callable[[], None]) -> None:
-        found = medians({"baseline": common, "quern": ours}, repeats)
-        add(what, target, "ms", 1e3 * found["baseline"], 1e3 * found["quern"])
+    def race(label: str, target: float | None, common: Callable[[], None], ours: Callable[[], None]) -> None:
+        seconds = medians({"baseline": common, "quern": ours}, repeats)
+        add(label, target, "ms", 1e3 * seconds["baseline"], 1e3 * seconds["quern"])
 
     print(f"{'':58s} {'baseline':>9s} {'quern':>9s}")
 
-    def race_in_processes(what: str, target: float | None, function: Callable[..., Any], name: str) -> None:
+    def race_in_processes(label: str, target: float | None, function: Callable[..., Any], name: str) -> None:
         # Which allocations land on fresh pages is a matter of luck that lasts as long as the process: take several.
-        found = in_fresh_processes(function, name, repeats)
-        middle = sorted(found, key=lambda m: m["baseline"] / m["quern"])[len(found) // 2]
-        add(what, target, "ms", 1e3 * middle["baseline"], 1e3 * middle["quern"])
+        seconds = in_fresh_processes(function, name, repeats)
+        middle = sorted(seconds, key=lambda m: m["baseline"] / m["quern"])[len(seconds) // 2]
+        add(label, target, "ms", 1e3 * middle["baseline"], 1e3 * middle["quern"])
 
     for name, target in (("CIFAR-10", 1.5), ("MNIST", 1.4)):
         race_in_processes(f"{name} training step, batch 400", target, _time_steps, name)
@@ -201,12 +196,12 @@ def measure(repeats: int) -> list[dict[str, Any]]:
         for mine, other in zip(ours.eval(), theirs.eval(), strict=True):
             if isinstance(mine, qnn.QConv2d):
                 number += 1
-                label = f"{name} conv {number} ({mine.in_channels} -> {mine.out_channels} at {x.shape[-1]})"
+                shown = f"{name} conv {number} ({mine.in_channels} -> {mine.out_channels} at {x.shape[-1]})"
                 mine.train()
                 other.train()
-                race(f"{label} forward", 0.95, forward_of(other, encoded), forward_of(mine, x))
+                race(f"{shown} forward", 0.95, forward_of(other, encoded), forward_of(mine, x))
                 race(
-                    f"{label} both ways", 0.95, both_ways(other, encoded, number == 1), both_ways(mine, x, number == 1)
+                    f"{shown} both ways", 0.95, both_ways(other, encoded, number == 1), both_ways(mine, x, number == 1)
                 )
             with torch.no_grad():
                 x, encoded = mine(x), other(encoded)
@@ -221,9 +216,9 @@ def measure(repeats: int) -> list[dict[str, Any]]:
     for name, target in (("CIFAR-10", 1.5), ("MNIST", None)):
         race_in_processes(f"{name} eval forward, batch 1", target, _time_eval, name)
     for name in NETWORKS:
-        for what, peak in (("tensors", live_memory), ("whole process", resident_memory)):
+        for kind, peak in (("tensors", live_memory), ("whole process", resident_memory)):
             common, mine = (peak(name, which, 400) for which in ("baseline", "quern"))
-            add(f"{name} peak memory of a training step, {what}", 1 / 1.15, "MiB", common, mine)
+            add(f"{name} peak memory of a training step, {kind}", 1 / 1.15, "MiB", common, mine)
     return rows
 
 

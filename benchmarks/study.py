@@ -43,8 +43,7 @@ class Idle(Steering):
     """Milestones without a λ: neurons are removed, nothing prepares them for it."""
 
     def strength(self, now: Grinding) -> float | None:
-        found = super().strength(now)
-        return None if found is None else 0.0
+        return None if super().strength(now) is None else 0.0
 
 
 class Once(Steering):
@@ -84,17 +83,17 @@ def problem(name: str) -> tuple[ImageSet, torch.nn.Module, dict[str, Any]]:
 def small_network(
     images: ImageSet, dense: torch.nn.Module, budget: int, common: dict[str, Any], changed: dict[str, Any]
 ) -> dict[str, Any]:
-    how = {name: value for name, value in changed.items() if name not in ("by_cost", "steering", "then", "share")}
-    settings = dataclasses.replace(SMALL, **{**common, **how})
+    fields = {name: value for name, value in changed.items() if name not in ("by_cost", "steering", "then", "share")}
+    settings = dataclasses.replace(SMALL, **{**common, **fields})
     network = copy.deepcopy(dense)
     example = images.normalize(images.train.pixels[:2])
     goal = Budget(max_params=round(changed.get("share", 1.0) * budget))
     steer = changed.get("steering", Steering)(goal, example, by_cost=changed.get("by_cost", True))
-    found = fit(network, images, settings, teacher=dense if settings.distill else None, steer=steer)
+    result = fit(network, images, settings, teacher=dense if settings.distill else None, steer=steer)
     if "then" in changed:
-        found = fit(network, images, dataclasses.replace(settings, penalty=changed["then"], compact_every=0))
+        result = fit(network, images, dataclasses.replace(settings, penalty=changed["then"], compact_every=0))
     size = measure(network)
-    record = {"val_accuracy": found.val_accuracy, "seconds": found.seconds}
+    record = {"val_accuracy": result.val_accuracy, "seconds": result.seconds}
     record |= {"parameters": size.parameters, "nonzero_parameters": size.nonzero_parameters}
     return record | {"neurons": [layer.neurons for layer in size.layers]}
 
@@ -122,15 +121,15 @@ def main() -> None:
             result = small_network(images, dense, budget, common, VARIANTS[name])
             record["variants"].setdefault(name, {})[str(seed)] = result
             write_text(arguments.out, json.dumps(record, indent=1) + "\n")
-            said = f"{result['val_accuracy']:.2%}, {result['nonzero_parameters']:,} parameters"
-            print(f"{name:48} seed {seed}: {said}", flush=True)
+            summary = f"{result['val_accuracy']:.2%}, {result['nonzero_parameters']:,} parameters"
+            print(f"{name:48} seed {seed}: {summary}", flush=True)
     if dense_accuracies := record.get("dense_val"):
         print(f"dense: {statistics.mean(dense_accuracies.values()):.2%}")
-    for name, found in record["variants"].items():
-        accuracies = [one["val_accuracy"] for one in found.values()]
+    for name, by_seed in record["variants"].items():
+        accuracies = [result["val_accuracy"] for result in by_seed.values()]
         spread = f" ± {statistics.stdev(accuracies):.2%}" if len(accuracies) > 1 else ""
-        size = statistics.mean(one["nonzero_parameters"] for one in found.values())
-        print(f"{name:48} {statistics.mean(accuracies):.2%}{spread}, {size:,.0f} parameters, {len(found)} seed(s)")
+        size = statistics.mean(result["nonzero_parameters"] for result in by_seed.values())
+        print(f"{name:48} {statistics.mean(accuracies):.2%}{spread}, {size:,.0f} parameters, {len(by_seed)} seed(s)")
 
 
 if __name__ == "__main__":

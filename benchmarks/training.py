@@ -103,10 +103,10 @@ def fit_loop(images: data.ImageSet, batch: int, folder: Path) -> Callable[[], No
 def measure(repeats: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
 
-    def add(what: str, target: float, seconds: tuple[float, float]) -> None:
+    def add(label: str, target: float, seconds: tuple[float, float]) -> None:
         without, ours = (1e3 * s for s in seconds)
         row = {
-            "what": what,
+            "what": label,
             "unit": "ms",
             "baseline": without,
             "quern": ours,
@@ -116,7 +116,7 @@ def measure(repeats: int) -> list[dict[str, Any]]:
         rows.append(row)
         missed = "" if row["ratio"] <= target else "MISSED"
         print(
-            f"{what:58s} {without:9.2f} {ours:9.2f} ms  {row['ratio']:6.3f}x   at most {target:.2f}x {missed}",
+            f"{label:58s} {without:9.2f} {ours:9.2f} ms  {row['ratio']:6.3f}x   at most {target:.2f}x {missed}",
             flush=True,
         )
 
@@ -126,8 +126,8 @@ def measure(repeats: int) -> list[dict[str, Any]]:
         add(f"{name} training step with L1(BN)", 1.05, penalty_costs(name, "after_conv", GammaL1(1e-3), repeats))
     for penalty in (RQ(1.0), RQL(1.0)):
         # Which allocations land on fresh pages is a matter of luck that lasts as long as the process: take several.
-        found = in_fresh_processes(optimizer_costs, penalty, 10 * repeats)
-        middle = sorted(found, key=lambda seconds: seconds[1] / seconds[0])[len(found) // 2]
+        pairs = in_fresh_processes(optimizer_costs, penalty, 10 * repeats)
+        middle = sorted(pairs, key=lambda seconds: seconds[1] / seconds[0])[len(pairs) // 2]
         add(f"CIFAR-10 step of ProximalAdam with {penalty} alone", 1.2, middle)
     images = data.mnist()
     with tempfile.TemporaryDirectory() as folder:

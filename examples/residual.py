@@ -47,7 +47,7 @@ def loader(images: Images, shuffle: bool = False) -> DataLoader:
 def main(epochs: int = 12, grind: int = 12, heal: int = 24) -> quern.pipeline.Compressed:
     torch.manual_seed(0)
     data = digits()
-    found = quern.compress(
+    compressed = quern.compress(
         Residual(),
         loader(data.train, shuffle=True),
         loader(data.val),
@@ -59,8 +59,8 @@ def main(epochs: int = 12, grind: int = 12, heal: int = 24) -> quern.pipeline.Co
         lr=5e-3,
         tell=print,
     )
-    print(found)
-    return found
+    print(compressed)
+    return compressed
 
 
 if __name__ == "__main__":

@@ -8,6 +8,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from quern.records import Record
+from quern.records.schema import check
+
 ENVIRONMENT = {"quern": "0.1.0", "commit": "a" * 40, "torch": "2.13.0", "python": "3.11", "cpu": "a CPU", "threads": 1}
 EDGES = [n / 4 for n in range(-24, 9)]
 LAYERS = (("0", "QConv2d", 25, 4), ("4", "QConv2d", 800, 8), ("9", "QLinear", 2000, 10))
@@ -70,6 +73,11 @@ def run_record(
     }
 
 
+def record_of(*which: Any, **changed: Any) -> Record:
+    """The same as it is read."""
+    return check(run_record(*which, **changed), Record)
+
+
 def _line(epoch: int, epochs: int, family: str, share: float, accuracy: float) -> dict[str, Any]:
     done = min(1.0, 1.5 * epoch / epochs)
     return {
@@ -120,8 +128,8 @@ def write_experiments(
             for family in ("paper", "quern")
             for method, ratio in ratios.items()
         ]
-        about = {"dataset": dataset, "environment": ENVIRONMENT}
-        (folder / dataset / "table2.json").write_text(json.dumps({**about, "rounds": 15, "batch": 400, "rows": rows}))
+        common = {"dataset": dataset, "environment": ENVIRONMENT}
+        (folder / dataset / "table2.json").write_text(json.dumps({**common, "rounds": 15, "batch": 400, "rows": rows}))
         trials = [
             _trial(family, method, n)
             for family in ("paper", "quern")
@@ -129,7 +137,7 @@ def write_experiments(
             if method not in WITHOUT
             for n in range(6)
         ]
-        (folder / dataset / "tuning.json").write_text(json.dumps({**about, "trials": trials}))
+        (folder / dataset / "tuning.json").write_text(json.dumps({**common, "trials": trials}))
     write_compress(folder / "small-1")
     return folder
 
@@ -203,8 +211,8 @@ def sample_record(classes: tuple[str, ...] = tuple("0123456789")) -> dict[str, A
 
 
 def _sample(n: int) -> dict[str, Any]:
-    said = {"label": n % 10, "dense": n % 10, "small": (n + (n % 4 == 3)) % 10}
-    return {"png": png(n), **said, "dense_confidence": 0.98, "small_confidence": 0.61}
+    answers = {"label": n % 10, "dense": n % 10, "small": (n + (n % 4 == 3)) % 10}
+    return {"png": png(n), **answers, "dense_confidence": 0.98, "small_confidence": 0.61}
 
 
 def png(n: int) -> str:

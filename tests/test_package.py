@@ -4,6 +4,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 import quern
 from quern.testing import assert_matches_real, assert_module_laws, assert_same_function
+
+ROOT = Path(__file__).parent.parent
 
 
 def test_import_waits_neither_for_torch_nor_for_its_compiler() -> None:
@@ -32,9 +35,9 @@ assert "torch._dynamo" not in sys.modules
 def test_what_we_say_to_install_is_ours() -> None:
     """The distribution is quern-nn: quern on the package index is somebody else's."""
     extras = set(metadata.metadata("quern-nn").get_all("Provides-Extra") or [])
-    root, advised = Path(__file__).parent.parent, []
+    advised = []
     for pattern in ("*.md", "*.toml", "Makefile", "src/**/*.py", "src/**/*.html*", "docs/**/*.md", "examples/*.py"):
-        for path in root.glob(pattern):
+        for path in ROOT.glob(pattern):
             for command in re.findall(r"pip install ([^\n`]+)", path.read_text()):
                 assert not re.search(r"\bquern\b(?!-nn)", command), (path, command)
                 advised += re.findall(r"quern-nn(?:\[([^\]]*)\])?", command)
@@ -119,15 +122,18 @@ def test_flipping_one_sign_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_matches_real(linear.build(), linear.real, *linear.draw())
 
 
+def python_blocks(name: str) -> list[str]:
+    return [part.split("```")[0] for part in (ROOT / name).read_text().split("```python\n")[1:]]
+
+
 @pytest.mark.unchecked  # as a user would run them; type checks make them take twice as long
 def test_the_examples_in_the_documents_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("README.md", "docs/compaction.md", "docs/compress.md"):
-        text = (Path(__file__).parent.parent / name).read_text()
-        for part in text.split("```python\n")[1:]:
-            exec(compile(part.split("```")[0], name, "exec"), {})
+    for name in ("README.md", "docs/start.md", "docs/compaction.md", "docs/compress.md"):
+        for block in python_blocks(name):
+            exec(compile(block, name, "exec"), {})
     printed = capsys.readouterr().out
     assert "QConv2d(3, 32" in printed
     assert "QLSTM(16, 32" in printed
@@ -137,9 +143,39 @@ def test_the_examples_in_the_documents_run(
     assert {path.name for path in tmp_path.iterdir()} == {"small.onnx", "small.safetensors"}
 
 
+def test_the_examples_of_extending_run(tmp_path: Path) -> None:
+    """In a process of their own, since they register things. They assert what they show."""
+    examples = [f"exec({part!r}, {{'__name__': 'example'}})" for part in python_blocks("docs/extending.md")]
+    command = [sys.executable, "-W", "error", "-c", "\n".join(examples)]
+    done = subprocess.run(command, cwd=tmp_path, check=True, stdout=subprocess.PIPE, text=True)
+    assert '["QConv2d", ' in done.stdout
+
+
+def test_the_readme_is_short() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 120
+    assert max(map(len, lines)) <= 120
+
+
+def test_the_picture_of_the_folders_has_all_of_them() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    names = {name.strip().removeprefix("quern.") for layer in layers for name in layer.split("|")} - {"__main__"}
+    shown = re.findall(r">([^<>]*(?:/|\.py)[^<>]*)</text>", (ROOT / "docs/architecture.svg").read_text())
+    drawn = {name.removesuffix("/").removesuffix(".py") for label in shown for name in re.split("[,:] ", label)}
+    assert names <= drawn, "draw it anew: make graph"
+
+
+def test_links_in_the_documents_lead_somewhere() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "results/README.md"]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text())]
+    assert len(links) > 50
+    assert [(str(page), link) for page, link in links if not (page.parent / link).exists()] == []
+
+
 @pytest.mark.unchecked
 def test_the_example_of_a_network_of_ones_own_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    path = Path(__file__).parent.parent / "examples" / "residual.py"
-    found = runpy.run_path(str(path))["main"](epochs=2, grind=2, heal=1)
-    assert found.small.parameters <= 2000 < found.dense.parameters
+    path = ROOT / "examples" / "residual.py"
+    compressed = runpy.run_path(str(path))["main"](epochs=2, grind=2, heal=1)
+    assert compressed.small.parameters <= 2000 < compressed.dense.parameters
     assert "parameters" in capsys.readouterr().out

@@ -89,6 +89,6 @@ class Diverged(TrainingError):
 class Stopped(TrainingError):
     """Ctrl-C or SIGTERM arrived while training; the state was saved. ``signal`` is the number of the signal."""
 
-    def __init__(self, said: str, signal: int) -> None:
-        super().__init__(said)
+    def __init__(self, sentence: str, signal: int) -> None:
+        super().__init__(sentence)
         self.signal = signal

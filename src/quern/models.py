@@ -43,8 +43,8 @@ class Recipe:
 
 def recipe_of(model: nn.Module) -> Recipe:
     """How ``model`` was made, as far as it was written down."""
-    found = getattr(model, "_recipe", None)
-    return found if isinstance(found, Recipe) else Recipe()
+    recipe = getattr(model, "_recipe", None)
+    return recipe if isinstance(recipe, Recipe) else Recipe()
 
 
 def set_recipe(model: nn.Module, value: Recipe) -> None:
@@ -112,8 +112,8 @@ def _builder(build: Callable[P, nn.Sequential]) -> Callable[P, nn.Sequential]:
 
     @functools.wraps(build)
     def recorded(*args: P.args, **kwargs: P.kwargs) -> nn.Sequential:
-        if wrong := next((name for name in kwargs if name not in signature.parameters), None):
-            raise TypeError(f"{build.__name__} has no option {wrong}: {instead_of(wrong, signature.parameters)}")
+        if unknown := next((name for name in kwargs if name not in signature.parameters), None):
+            raise TypeError(f"{build.__name__} has no option {unknown}: {instead_of(unknown, signature.parameters)}")
         network = build(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()

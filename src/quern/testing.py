@@ -29,16 +29,16 @@ def _tensors(value: Any) -> list[Tensor]:
     return []
 
 
-def _assert_close(found: Any, wanted: Any, what: str) -> None:
-    pairs = list(zip(_tensors(found), _tensors(wanted), strict=True))
-    assert pairs, f"{what}: there is nothing to compare."
+def _assert_close(actual: Any, wanted: Any, name: str) -> None:
+    pairs = list(zip(_tensors(actual), _tensors(wanted), strict=True))
+    assert pairs, f"{name}: there is nothing to compare."
     for a, b in pairs:
-        assert a.shape == b.shape, f"{what}: the shapes are {tuple(a.shape)} and {tuple(b.shape)}."
+        assert a.shape == b.shape, f"{name}: the shapes are {tuple(a.shape)} and {tuple(b.shape)}."
         if b.numel() == 0:
             continue
         scale = b.detach().abs().max().clamp_min(torch.finfo(b.dtype).tiny)
         worst = float((a.detach() - b.detach()).abs().max() / scale)
-        assert worst <= tolerance(b.dtype), f"{what}: the largest relative difference is {worst:.3g}."
+        assert worst <= tolerance(b.dtype), f"{name}: the largest relative difference is {worst:.3g}."
 
 
 def assert_same_function(first: Callable[..., Any], second: Callable[..., Any], *inputs: Tensor) -> None:

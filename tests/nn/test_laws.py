@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch import nn
 
+from quern import nn as qnn
 from quern.functional import products
 from quern.functional.products import Form
 from quern.testing import assert_matches_real, assert_module_laws
@@ -57,3 +59,21 @@ def test_exports(case: Case) -> None:
     layer, inputs = case.build().eval(), case.draw()
     program = torch.export.export(layer, tuple(inputs))
     torch.testing.assert_close(program.module()(*inputs), layer(*inputs), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        qnn.QDropout(0.5),
+        qnn.QDropout2d(0.5),
+        qnn.QBatchNorm2d(8),
+        qnn.QWhiteningBatchNorm2d(8),
+        qnn.QMaxPool2d(2),
+        qnn.QModReLU(8),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_layout_of_images_is_kept(layer: nn.Module, layout: torch.memory_format) -> None:
+    x = torch.randn(3, 8, 6, 6).to(memory_format=layout)
+    assert layer(x).is_contiguous(memory_format=layout)

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quern import functional
 from quern import nn as qnn
 
 
@@ -107,23 +106,6 @@ def test_fixed_scale_has_no_gamma() -> None:
     assert set(dict(qnn.QBatchNorm2d(8, bias=False).named_parameters())) == {"weight"}
     assert set(dict(qnn.QWhiteningBatchNorm2d(8, bias=False).named_parameters())) == {"weight"}
     assert "fixed_scale=True" in repr(qnn.QBatchNorm2d(8, fixed_scale=True))
-
-
-@pytest.mark.parametrize("parameters", [(True, True), (True, False), (False, True), (False, False)])
-def test_first_and_second_derivatives_match_finite_differences(parameters: tuple[bool, bool]) -> None:
-    x = torch.randn(3, 8, 2, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(2, dtype=torch.float64, requires_grad=True) if parameters[0] else None
-    bias = torch.randn(4, 2, dtype=torch.float64, requires_grad=True) if parameters[1] else None
-    given = [t for t in (x, weight, bias) if t is not None]
-
-    def function(*arguments: Tensor) -> Tensor:
-        rest = list(arguments[1:])
-        w = rest.pop(0) if parameters[0] else None
-        b = rest.pop(0) if parameters[1] else None
-        return functional.batch_norm(arguments[0], None, None, w, b, training=True)
-
-    assert torch.autograd.gradcheck(function, given)
-    assert torch.autograd.gradgradcheck(function, given)
 
 
 def test_per_sample_gradients_see_through_batch_norm_in_eval() -> None:

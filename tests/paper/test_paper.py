@@ -5,7 +5,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from quern.bench import peak_memory, time_onnx
 from quern.errors import RecordError, Stopped, TrainingError
 from quern.export import to_onnx
 from quern.paper import _pool, _run
-from quern.records import PAPER, Run
+from quern.records import PAPER, Record, Run
+from quern.records.schema import to_plain
 from quern.train import Settings
 from tests.commands import here, quern, refused, start
-from tests.sample_records import run_record
+from tests.sample_records import record_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
 
@@ -50,13 +52,9 @@ def lambdas_file(folder: Path) -> Path:
     return path
 
 
-def timeless(record: Mapping[str, Any]) -> dict[str, Any]:
+def timeless(record: Record) -> dict[str, Any]:
     """A record without what no two runs have in common."""
-    kept = {
-        key: value
-        for key, value in json.loads(json.dumps(record, default=vars)).items()
-        if key not in ("environment", "run")
-    }
+    kept = {key: value for key, value in to_plain(record).items() if key not in ("environment", "run")}
     for line in kept["history"]:
         del line["seconds"]
     del kept["result"]["seconds"]
@@ -85,18 +83,18 @@ def _quick() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[paper.Task], dict[str, dict[str, Any]]]:
+def local(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[paper.Task], dict[str, Record]]:
     """A run of each family, one after the other in this process."""
     folder = tmp_path_factory.mktemp("local")
     tasks = paper.survey(RUNS, folder / "results", folder / "work", LAMBDAS)
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Record] = {}
     for task, record in paper.perform_all(tasks, folder / "results", folder / "work", jobs=1):
-        assert isinstance(record, dict), record
+        assert isinstance(record, Record), record
         found[task.run.name] = record
     return folder, tasks, found
 
 
-Local = tuple[Path, list[paper.Task], dict[str, dict[str, Any]]]
+Local = tuple[Path, list[paper.Task], dict[str, Record]]
 
 
 # One run, against numpy.
@@ -122,20 +120,22 @@ def test_a_record_has_all_its_parts_and_is_small(local: Local, which: int) -> No
     task = tasks[which]
     record = found[task.run.name]
     path = records.record_path(folder / "results", task.run)
-    read = json.loads(json.dumps(records.read_record(path), default=vars))
-    assert read == json.loads(json.dumps({"run": vars(task.run), **record}))
+    read = records.read_record(path)
+    assert read.run == task.run
+    assert to_plain(read) == to_plain(record)
     assert path.stat().st_size < 20_000
-    assert record["images"] == {"train": 1237, "val": 200, "test": 360}
-    assert record["sums"] == DIGITS.sums
-    assert record["lambda"] == task.weight
-    assert record["model"] == ("digits_cnn" if task.run.family == "real" else "digits_qcnn")
-    assert record["environment"]["threads"] == 1
-    assert [line["epoch"] for line in record["history"]] == list(range(1, EPOCHS + 1))
-    assert Settings.from_dict(record["settings"]) == task.settings
-    for part in ("small", "dense"):
-        assert record[part]["bytes"] > 1000
-        assert record[part]["parameters"] >= record[part]["nonzero_parameters"] > 0
-    assert record["dense"]["parameters"] == sum(p.numel() for p in paper.build(task.run).parameters())
+    assert record.images == {"train": 1237, "val": 200, "test": 360}
+    assert record.sums == DIGITS.sums
+    assert record.weight == task.weight
+    assert record.model == ("digits_cnn" if task.run.family == "real" else "digits_qcnn")
+    assert record.environment["threads"] == 1
+    assert [line.epoch for line in record.history] == list(range(1, EPOCHS + 1))
+    assert Settings.from_dict(read.settings.to_dict()) == task.settings
+    for network in (record.small, record.dense):
+        assert network.bytes > 1000
+        assert network.nonzero_parameters is not None
+        assert network.parameters >= network.nonzero_parameters > 0
+    assert record.dense.parameters == sum(p.numel() for p in paper.build(task.run).parameters())
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["paper", "quern"])
@@ -144,24 +144,24 @@ def test_the_zeros_of_a_record_are_those_in_its_network(local: Local, which: int
     record, tol = found[tasks[which].run.name], (1e-3, 0.0)[which]
     rows = np.concatenate(raw_weights(tasks[which]), 1)
     left, moduli = np.abs(rows) > tol, np.sqrt((rows.astype(np.float64) ** 2).sum(0))
-    sparsity = record["result"]["sparsity"]
-    assert sparsity["tol"] == tol
-    assert sparsity["component_sparsity"] == (4 * QUATERNIONS - left.sum()) / (4 * QUATERNIONS)
-    assert sparsity["quaternion_sparsity"] == (QUATERNIONS - (moduli > tol).sum()) / QUATERNIONS
-    assert record["zeros_by"] == "modulus"
-    assert sum(layer["quaternions"] for layer in sparsity["layers"]) == QUATERNIONS
-    assert 0.05 < sparsity["component_sparsity"] < 1  # or there would be nothing to see
+    sparsity = record.result.sparsity
+    assert sparsity.tol == tol
+    assert sparsity.component_sparsity == (4 * QUATERNIONS - left.sum()) / (4 * QUATERNIONS)
+    assert sparsity.quaternion_sparsity == (QUATERNIONS - (moduli > tol).sum()) / QUATERNIONS
+    assert record.zeros_by == "modulus"
+    assert sum(layer.quaternions for layer in sparsity.layers) == QUATERNIONS
+    assert 0.05 < sparsity.component_sparsity < 1  # or there would be nothing to see
     if which == 1:  # whole neurons were removed, which count as zeros
         assert rows.shape[1] < QUATERNIONS
-        assert sparsity["neurons_left"] < sparsity["neurons"] == 22
-    moduli = record["moduli"]
-    assert sum(moduli["counts"]) + moduli["zeros"] == QUATERNIONS
+        assert sparsity.neurons_left < sparsity.neurons == 22
+    moduli = record.moduli
+    assert sum(moduli.counts) + moduli.zeros == QUATERNIONS
     sizes = np.sqrt((rows.astype(np.float64) ** 2).sum(0))
     alive = sizes[sizes > 0]
-    assert moduli["zeros"] == QUATERNIONS - len(alive)
-    inner = 10.0 ** np.array(moduli["edges"][1:-1])
+    assert moduli.zeros == QUATERNIONS - len(alive)
+    inner = 10.0 ** np.array(moduli.edges[1:-1])
     expected = np.bincount(np.searchsorted(inner, alive, side="right"), minlength=len(inner) + 1)
-    assert np.abs(np.array(moduli["counts"]) - expected).sum() <= 2  # an edge may fall on either side
+    assert np.abs(np.array(moduli.counts) - expected).sum() <= 2  # an edge may fall on either side
 
 
 @pytest.mark.parametrize("which", range(3), ids=["paper", "quern", "real"])
@@ -170,34 +170,34 @@ def test_the_accuracies_of_a_record_are_those_of_its_network(local: Local, which
     _, tasks, found = local
     record = found[tasks[which].run.name]
     network = io.load(tasks[which].folder / "model.safetensors")
-    assert record["result"]["test_accuracy"] == accuracy_by_hand(network)
-    assert record["result"]["test_accuracy"] > 0.2
+    assert record.result.test_accuracy == accuracy_by_hand(network)
+    assert record.result.test_accuracy > 0.2
     with torch.no_grad():
         for name, p in network.named_parameters():
             if name.endswith("weight") and p.dim() > 2:
-                p[p.abs() <= record["settings"]["tol"]] = 0
-    assert record["small"]["test_accuracy"] == accuracy_by_hand(network)
-    assert record["small"]["nonzero_parameters"] == sum(int((p != 0).sum()) for p in network.parameters())
+                p[p.abs() <= record.settings.tol] = 0
+    assert record.small.test_accuracy == accuracy_by_hand(network)
+    assert record.small.nonzero_parameters == sum(int((p != 0).sum()) for p in network.parameters())
 
 
 def test_the_history_of_a_record_ends_where_its_result_is(local: Local) -> None:
     for record in local[2].values():
-        best = record["history"][record["result"]["best_epoch"] - 1]
-        assert best["val_accuracy"] == pytest.approx(record["result"]["val_accuracy"], rel=1e-5)
+        best = record.history[record.result.best_epoch - 1]
+        assert best.val_accuracy == pytest.approx(record.result.val_accuracy, rel=1e-5)
         for what in ("component_sparsity", "quaternion_sparsity"):
-            assert best[what] == pytest.approx(record["result"]["sparsity"][what], rel=1e-5)
-        assert best["test_accuracy"] == pytest.approx(record["result"]["test_accuracy"], rel=1e-5)
-        assert best["compacted_neurons"] == record["small"]["neurons"]
-        assert record["history"][0]["test_accuracy"] != best["test_accuracy"]
-    phases = [line["phase"] for line in local[2][QUERN_RUN.name]["history"]]
+            assert getattr(best, what) == pytest.approx(getattr(record.result.sparsity, what), rel=1e-5)
+        assert best.test_accuracy == pytest.approx(record.result.test_accuracy, rel=1e-5)
+        assert best.compacted_neurons == record.small.neurons
+        assert record.history[0].test_accuracy != best.test_accuracy
+    phases = [line.phase for line in local[2][QUERN_RUN.name].history]
     assert phases == ["grind"] * 4 + ["heal"] * 2
 
 
 @pytest.mark.parametrize("run", [Run("digits", "quern", "rql", 1, 0), Run("digits", "paper", "rql", 1, 0)])
 def test_a_penalty_that_leaves_nothing_still_gives_a_record(run: Run, tmp_path: Path) -> None:
     found = paper.perform(run, paper.settings_of(run, 1e6), 1e6, tmp_path, None)
-    assert found["small"]["test_accuracy"] <= 1
-    records.write(tmp_path, run, found)
+    assert found.small.test_accuracy <= 1
+    records.write(tmp_path, found)
     assert len(list(records.read(tmp_path))) == 1
 
 
@@ -222,10 +222,10 @@ def test_killed_in_the_middle_it_goes_on(local: Local, tmp_path: Path) -> None:
     assert f"{QUERN_RUN.name}, λ = 80: {len(done)} of {EPOCHS} epochs done" in out
     assert list(records.read(results)) == []
     here("reproduce", "table1", *ONE, *places)
-    [(run, record)] = records.read(results)
-    assert run == QUERN_RUN
+    [record] = records.read(results)
+    assert record.run == QUERN_RUN
     assert timeless(record) == timeless(local[2][QUERN_RUN.name])
-    kept = [line["seconds"] for line in record["history"][: len(done)]]
+    kept = [line.seconds for line in record.history[: len(done)]]
     assert kept == pytest.approx([line["seconds"] for line in done], rel=1e-5)  # they were not done again
 
 
@@ -251,32 +251,32 @@ def test_a_record_with_another_weight_is_replaced(
     local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = local[2][QUERN_RUN.name]
-    other = paper.settings_of(QUERN_RUN, 1.0).to_dict()
-    records.write(tmp_path, QUERN_RUN, {**old, "lambda": 1.0, "settings": other})
+    records.write(tmp_path, replace(old, weight=1.0, settings=paper.settings_of(QUERN_RUN, 1.0)))
     monkeypatch.setattr(_pool, "perform", lambda *_: old)
     places = ["--results", tmp_path, "--work", tmp_path / "work", "--lambdas", lambdas_file(tmp_path), "--jobs", 1]
     some = ["--dataset", "digits", "--epochs", EPOCHS, "--family", "quern", "--method", "rql"]
     command = ["reproduce", "table1", *some, *places]
     assert "to do in place of a record with other settings" in here(*command, "--dry-run")[0]
     assert f"recorded with other settings, and run again: {QUERN_RUN.name}" in here(*command)[1]
-    [(_, record)] = records.read(tmp_path)
-    assert record["lambda"] == 80.0
+    [record] = records.read(tmp_path)
+    assert record.weight == 80.0
 
 
 def test_a_record_that_counts_zeros_by_components_is_replaced_if_that_differs(local: Local, tmp_path: Path) -> None:
     for run in RUNS:
-        record = {key: value for key, value in local[2][run.name].items() if key != "zeros_by"}
-        records.write(tmp_path, run, record)
+        records.write(tmp_path, replace(local[2][run.name], zeros_by=None))
     tasks = paper.survey(RUNS, tmp_path, tmp_path / "work", LAMBDAS)
     assert [task.outdated for task in tasks] == [task.settings.tol > 0 for task in tasks] == [True, False, False]
 
 
 @pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
 def test_the_records_that_come_with_quern_can_be_read(dataset: str) -> None:
-    for run, record in records.read(ROOT / "results"):
-        if run.dataset == dataset:
-            penalty = Settings.from_dict(record["settings"]).penalty
-            assert ("with_beta=True" in repr(penalty)) == (run.method == "gamma-beta-bn")
+    for record in records.read(ROOT / "results"):
+        if record.run.dataset == dataset:
+            penalty = Settings.from_dict(record.settings.to_dict()).penalty
+            assert repr(penalty) == repr(record.settings.penalty)
+            assert ("with_beta=True" in repr(penalty)) == (record.run.method == "gamma-beta-bn")
+            assert record.dead_by is None  # they were made before
 
 
 def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(local: Local, tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(local: Local, tmp_p
     some = ["--dataset", "digits", "--epochs", EPOCHS, "--method", "rql", "--method", "none", "--family", "quern"]
     out, err = here("reproduce", "table1", *some, *places, "--dry-run", "--jobs", 1)
     assert err == ""
-    took = np.mean([line["seconds"] for line in local[2][QUERN_RUN.name]["history"]])
+    took = np.mean([line.seconds for line in local[2][QUERN_RUN.name].history])
     minutes, seconds = divmod(round(took * EPOCHS), 60)
     assert out.splitlines() == [
         f"digits/quern-none-{EPOCHS}-0: to do",
@@ -310,10 +310,12 @@ def test_records_of_the_same_seed_are_the_same(local: Local, tmp_path: Path, mon
     monkeypatch.setattr(_run, "peak_memory", peak_memory)
     again = paper.perform(REAL_RUN, tasks[2].settings, None, tmp_path, None)
     assert timeless(again) == timeless(found[REAL_RUN.name])
-    for part in ("small", "dense"):
-        assert 0 < again[part]["latency_ms"] < 1000
-        assert again[part]["latency_ms"] != 1.0
-        assert 10**7 < again[part]["memory"] < 10**9
+    for network in (again.small, again.dense):
+        assert network.latency_ms is not None
+        assert network.memory is not None
+        assert 0 < network.latency_ms < 1000
+        assert network.latency_ms != 1.0
+        assert 10**7 < network.memory < 10**9
 
 
 # Several at once.
@@ -337,22 +339,22 @@ def test_two_at_once_give_the_same_and_one_that_fails_ends_no_other(
     found = {task.run: what for task, what in done}
     assert found.keys() == {bad, PAPER_RUN, QUERN_RUN}
     assert "could not be written" in str(found[bad])
-    recorded = dict(records.read(tmp_path / "results"))
+    recorded = {record.run: record for record in records.read(tmp_path / "results")}
     assert recorded.keys() == {PAPER_RUN, QUERN_RUN}
     for run, record in recorded.items():
         assert timeless(record) == timeless(local[2][run.name])
-        assert record["environment"]["threads"] == 1
+        assert record.environment["threads"] == 1
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, local: Local, failing: Run, reason: BaseException) -> list[Run]:
     """Runs that take no time, of which one fails; the list of those that were begun."""
     begun: list[Run] = []
 
-    def perform(run: Run, *_: object) -> dict[str, Any]:
+    def perform(run: Run, *_: object) -> Record:
         begun.append(run)
         if run == failing:
             raise reason
-        return local[2][QUERN_RUN.name]
+        return replace(local[2][QUERN_RUN.name], run=run)
 
     monkeypatch.setattr(_pool, "perform", perform)
     return begun
@@ -376,7 +378,7 @@ def test_the_command_names_what_failed_and_keeps_the_rest(
     out, err = here("reproduce", "table1", *SOME, *places, code=1)
     assert err.splitlines()[-1].startswith(f"quern: 1 of 3 runs failed; the first, {failing.name}: ")
     assert str(reason) in err.splitlines()[-1]
-    assert {run.family for run, _ in records.read(tmp_path / "results")} == {"quern", "real"}
+    assert {record.run.family for record in records.read(tmp_path / "results")} == {"quern", "real"}
     assert "1/1" in out
     assert ("Traceback" in err) == isinstance(reason, (OSError, ValueError))  # not ours to explain: it is shown
 
@@ -388,7 +390,7 @@ def test_a_signal_ends_all_runs_not_one(local: Local, tmp_path: Path, monkeypatc
     _, err = here("reproduce", "table1", *SOME, *places, code=128 + signal.SIGTERM)
     assert [run.family for run in begun] == ["paper", "quern"]
     assert "stopped by SIGTERM: all epochs so far are saved, and the same command goes on." in err
-    assert [run.family for run, _ in records.read(tmp_path / "results")] == ["paper"]
+    assert [record.run.family for record in records.read(tmp_path / "results")] == ["paper"]
 
 
 def test_a_process_that_is_killed_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,8 +429,8 @@ def test_a_cluster_gives_the_same_records(local: Local, cluster: Any, tmp_path: 
         asked: Any = client.run(os.getpid)
     processes = set(asked.values())
     assert len(done) == 3
-    for run, record in records.read(tmp_path / "results"):
-        assert timeless(record) == timeless(local[2][run.name])
+    for record in records.read(tmp_path / "results"):
+        assert timeless(record) == timeless(local[2][record.run.name])
     assert len(processes) == 2
     assert os.getpid() not in processes
     workers = [task["worker"] for task in stream if task["key"].startswith("_perform")]
@@ -441,8 +443,8 @@ def test_the_command_takes_a_cluster(local: Local, cluster: Any, tmp_path: Path)
     options = ["--dataset", "digits", "--epochs", EPOCHS, "--family", "real", "--backend", "dask"]
     _, err = quern("reproduce", "table1", *options, "--address", cluster.scheduler_address, *places)
     assert f"{REAL_RUN.name}: " in err
-    [(run, record)] = records.read(tmp_path / "results")
-    assert run == REAL_RUN
+    [record] = records.read(tmp_path / "results")
+    assert record.run == REAL_RUN
     assert timeless(record) == timeless(local[2][REAL_RUN.name])
 
 
@@ -489,10 +491,10 @@ def test_the_board_has_means_and_deviations_next_to_the_papers_numbers(tmp_path:
     shares = {"test_accuracy": [0.971, 0.9655, 0.9702], "quaternion_sparsity": [0.5, 0.61, 0.58]}
     shares["component_sparsity"] = [0.7, 0.71, 0.75]
     done = {
-        run.name: run_record("mnist", "quern", "rq", run.seed, 20, **{what: v[run.seed] for what, v in shares.items()})
+        run.name: record_of("mnist", "quern", "rq", run.seed, 20, **{what: v[run.seed] for what, v in shares.items()})
         for run in runs[:3]
     }
-    done[runs[3].name] = run_record("mnist", "quern", "none", 0, 20, test_accuracy=0.9)
+    done[runs[3].name] = record_of("mnist", "quern", "none", 0, 20, test_accuracy=0.9)
     (tasks[4].folder).mkdir(parents=True)
     (tasks[4].folder / "history.jsonl").write_text("{}\n{}\n")
     _, rq, none = rendered(paper.board(tasks, done)).splitlines()
@@ -618,11 +620,11 @@ def test_a_work_folder_that_cannot_be_written_to_is_one_sentence(tmp_path: Path)
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"run": {}}'])
 def test_a_damaged_record_is_one_sentence(text: str, local: Local, tmp_path: Path) -> None:
-    path = records.write(tmp_path, REAL_RUN, local[2][REAL_RUN.name])
+    path = records.write(tmp_path, local[2][REAL_RUN.name])
     path.write_text(text)
     options = [*SOME, "--family", "real", "--results", tmp_path, "--work", tmp_path / "work"]
     assert str(path) in refused("reproduce", "table1", *options)
-    whole = {**local[2][REAL_RUN.name], "run": vars(REAL_RUN)}
+    whole = to_plain(local[2][REAL_RUN.name])
     for part in (
         {"settings": {"lr": -1.0}},
         {"result": {"test_accuracy": 0.5}},

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from quern.data import Images, ImageSet, digits
-from quern.pipeline._answers import OF_EACH_KIND, counted, judged, samples
+from quern.pipeline._answers import SAMPLES_PER_OUTCOME, compare_answers, count_by_class, samples
 from quern.records import Answers
 
 
@@ -43,24 +43,24 @@ def colour(count: int) -> ImageSet:
 def test_answers_are_counted_by_class() -> None:
     images, dense, small = digits(), Says(), Says(always=4)
     batches = [(images.normalize(images.test.pixels[n : n + 50]), images.test.labels[n : n + 50]) for n in (0, 50, 100)]
-    labels, kinds = judged(dense, small, iter(batches))
+    labels, outcomes = compare_answers(dense, small, iter(batches))
     counts: Counter[tuple[int, bool, bool]] = Counter()
     for x, classes in batches:
-        for one, label in zip(x, classes.tolist(), strict=True):
-            answers = (int(network(one[None]).argmax()) for network in (dense, small))
+        for image, label in zip(x, classes.tolist(), strict=True):
+            answers = (int(network(image[None]).argmax()) for network in (dense, small))
             counts[label, *(answer == label for answer in answers)] += 1
     expected = [
         Answers(name, *(counts[n, *right] for right in ((True, True), (True, False), (False, True), (False, False))))
         for n, name in enumerate("abcdefgh89")
     ]
-    assert list(counted(labels, kinds, "abcdefgh")) == expected  # a number for those without a name
+    assert list(count_by_class(labels, outcomes, "abcdefgh")) == expected  # a number for those without a name
     total = Answers.total(expected)
-    assert total.inputs == len(labels) == len(kinds) == 150
+    assert total.inputs == len(labels) == len(outcomes) == 150
     assert total.small == pytest.approx(float((labels == 4).double().mean()))
 
 
 def test_classes_without_inputs_are_left_out() -> None:
-    (only,) = counted(torch.tensor([3, 3, 3]), torch.tensor([0, 2, 3]), ())
+    (only,) = count_by_class(torch.tensor([3, 3, 3]), torch.tensor([0, 2, 3]), ())
     assert only == Answers("3", 1, 0, 1, 1)
     with pytest.raises(ValueError, match="no inputs"):
         Answers("4", 0, 0, 0, 0)
@@ -69,18 +69,18 @@ def test_classes_without_inputs_are_left_out() -> None:
 @pytest.mark.parametrize("images", [digits(), colour(40), colour(5)], ids=["digits", "colour", "few"])
 def test_samples_are_the_images_and_the_answers(images: ImageSet) -> None:
     dense, small, test = Says(), Says(always=4), images.test
-    _, kinds = judged(dense, small, [(images.normalize(test.pixels), test.labels)])
-    found = samples(dense, small, images, kinds)
+    _, outcomes = compare_answers(dense, small, [(images.normalize(test.pixels), test.labels)])
+    found = samples(dense, small, images, outcomes)
     assert found["classes"] == list(images.classes)
     rows = iter(found["samples"])
     scores = dense(images.normalize(test.pixels))
-    for kind in range(4):
-        places = [n for n in range(len(test)) if kinds[n] == kind]
-        spaced = np.linspace(0, len(places) - 1, min(OF_EACH_KIND, len(places))).round().astype(int)
+    for outcome in range(4):
+        places = [n for n in range(len(test)) if outcomes[n] == outcome]
+        spaced = np.linspace(0, len(places) - 1, min(SAMPLES_PER_OUTCOME, len(places))).round().astype(int)
         for n in (places[k] for k in spaced):
             row, picture = next(rows), test.pixels[n].permute(1, 2, 0).numpy() * (255 / images.top)
             assert np.array_equal(decoded(row["png"]), np.round(picture).squeeze())
             assert (row["label"], row["dense"], row["small"]) == (int(test.labels[n]), int(scores[n].argmax()), 4)
-            assert 2 * (row["dense"] != row["label"]) + (row["small"] != row["label"]) == kind
+            assert 2 * (row["dense"] != row["label"]) + (row["small"] != row["label"]) == outcome
             assert row["dense_confidence"] == pytest.approx(float(np.exp(3) / (np.exp(3) + 9)), abs=1e-4)
     assert next(rows, None) is None

@@ -21,7 +21,7 @@ from quern.data import Images, ImageSet, digits
 from quern.errors import TrainingError
 from quern.optim import ProximalAdam
 from quern.penalties import L1, RQ, RQL, GammaL1
-from quern.train import Loaders, Result, Settings, augment, checkpoint, derived_seed, evaluate, fit
+from quern.train import Epoch, Loaders, Result, Settings, augment, checkpoint, derived_seed, evaluate, fit
 from tests.commands import quern
 
 pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
@@ -48,23 +48,23 @@ def test_a_run_has_its_phases_zeros_files_and_result(images: ImageSet, tmp_path:
     settings = dataclasses.replace(SHORT, epochs=4, heal=2, penalty=RQL(10.0) + GammaL1(0.05))
     result = fit(model, images, settings, tmp_path / "run")
     history = result.history
-    assert [line["phase"] for line in history] == ["warmup"] + ["grind"] * 4 + ["heal"] * 2
-    assert [line["epoch"] for line in history] == list(range(1, 8))
-    assert history[0]["quaternion_sparsity"] == 0
-    assert history[4]["quaternion_sparsity"] > 0.01
-    zeros = [line["component_sparsity"] for line in history[4:]]
+    assert [line.phase for line in history] == ["warmup"] + ["grind"] * 4 + ["heal"] * 2
+    assert [line.epoch for line in history] == list(range(1, 8))
+    assert history[0].quaternion_sparsity == 0
+    assert history[4].quaternion_sparsity > 0.01
+    zeros = [line.component_sparsity for line in history[4:]]
     assert zeros[0] == zeros[1] == zeros[2] == result.sparsity.component_sparsity
-    assert history[0]["loss"] > history[-1]["loss"]
+    assert history[0].loss > history[-1].loss
     assert not model.training
     with torch.no_grad():
         scores = model(images.normalize(images.test.pixels))
     assert float((scores.argmax(1) == images.test.labels).double().mean()) == pytest.approx(result.test_accuracy)
     assert result.best_epoch in (6, 7)
-    assert result.val_accuracy == max(line["val_accuracy"] for line in history[5:])
+    assert result.val_accuracy == max(line.val_accuracy for line in history[5:])
     files = sorted(p.name for p in (tmp_path / "run").iterdir())
     assert files == ["best.safetensors", "history.jsonl", "last.safetensors", "model.safetensors", "result.json"]
     lines = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
-    assert lines == list(history)
+    assert lines == [line.to_dict() for line in history]
     assert Result.from_dict(json.loads((tmp_path / "run" / "result.json").read_text())) == result
     tensors, _ = checkpoint.load(tmp_path / "run" / "best.safetensors")
     torch.testing.assert_close({k.removeprefix("model."): v for k, v in tensors.items()}, dict(model.state_dict()))
@@ -86,14 +86,14 @@ def test_what_dies_is_removed_while_training(images: ImageSet, tmp_path: Path, o
     model = build(norm="after_conv")
     before = sum(p.numel() for p in model.parameters())
     result = fit(model, images, settings, tmp_path)
-    sizes = [line.get("parameters", 0) for line in result.history]
+    sizes = [line.parameters or 0 for line in result.history]
     assert sizes[0] == sizes[1] == before
     assert sizes == sorted(sizes, reverse=True)
     assert sum(p.numel() for p in model.parameters()) == sizes[-1] < before
-    left = [line["neurons_left"] for line in result.history]
+    left = [line.neurons_left for line in result.history]
     assert left[-1] == result.sparsity.neurons_left < result.sparsity.neurons == 14
     assert result.sparsity.parameters == before
-    assert 0 < result.history[-1]["neuron_sparsity"] == result.sparsity.neuron_sparsity
+    assert 0 < result.history[-1].neuron_sparsity == result.sparsity.neuron_sparsity
     small = io.load(tmp_path / "model.safetensors")
     x = images.normalize(images.test.pixels)
     torch.testing.assert_close(small(x), model(x), rtol=0, atol=0)
@@ -105,10 +105,10 @@ def test_compacting_does_not_change_the_steps_before_it(images: ImageSet) -> Non
     plain = fit(build(norm="after_conv"), images, dataclasses.replace(COMPACTING, compact_every=0))
     compacted = fit(build(norm="after_conv"), images, COMPACTING)
     for a, b in zip(plain.history[:2], compacted.history[:2], strict=True):
-        assert a["loss"] == b["loss"]
-        assert a["penalty"] == b["penalty"]
-    assert compacted.history[2]["loss"] == pytest.approx(plain.history[2]["loss"], rel=0.1)
-    assert compacted.history[2]["penalty"] == pytest.approx(plain.history[2]["penalty"], rel=0.1)
+        assert a.loss == b.loss
+        assert a.penalty == b.penalty
+    assert compacted.history[2].loss == pytest.approx(plain.history[2].loss, rel=0.1)
+    assert compacted.history[2].penalty == pytest.approx(plain.history[2].penalty, rel=0.1)
 
 
 @pytest.mark.parametrize("steps", [[11], [22], [23, 18, 12]], ids=str)
@@ -154,12 +154,12 @@ def test_test_images_that_are_looked_at_every_epoch_change_nothing(
         model = build(norm=norm)
         result = fit(model, data, how, tmp_path / name)
         networks[name], bests[name] = model.state_dict(), (result.best_epoch, result.val_accuracy, result.sparsity)
-        tests[name] = [line.get("test_accuracy") for line in result.history]
+        tests[name] = [line.test_accuracy for line in result.history]
         left_out = ("seconds", "images_per_second", "peak_memory_mb", "test_accuracy", "compacted_neurons")
-        histories[name] = [{k: v for k, v in line.items() if k not in left_out} for line in result.history]
+        histories[name] = [{k: v for k, v in line.to_dict().items() if k not in left_out} for line in result.history]
         if how.curves:
             assert tests[name][result.best_epoch - 1] == result.test_accuracy
-            assert all(line.get("compacted_neurons") for line in result.history)
+            assert all(line.compacted_neurons for line in result.history)
     for name in ("wrong", "without"):
         assert histories[name] == histories["right"]
         assert bests[name] == bests["right"]
@@ -182,14 +182,15 @@ def test_a_checkpoint_from_before_a_setting_was_there_goes_on(images: ImageSet, 
 def test_a_history_line_has_what_a_reader_wants(images: ImageSet) -> None:
     settings = dataclasses.replace(SHORT, warmup=0, heal=0, epochs=1, penalty=RQ(0.5))
     model = build()
-    line = dict[str, Any](fit(model, images, settings).history[0])
-    assert line["penalty"] == pytest.approx(float(RQ(0.5)(model).detach()))
-    assert line["strength"] == 1
-    assert line["lr"] == settings.lr
-    assert line["images_per_second"] == pytest.approx(320 / line["seconds"], rel=0.5)
-    assert line["peak_memory_mb"] > 50
+    line = fit(model, images, settings).history[0]
+    assert line.penalty == pytest.approx(float(RQ(0.5)(model).detach()))
+    assert line.strength == 1
+    assert line.lr == settings.lr
+    assert line.images_per_second == pytest.approx(320 / line.seconds, rel=0.5)
+    assert line.peak_memory_mb is not None
+    assert line.peak_memory_mb > 50
     loss, accuracy = evaluate(model, [(images.normalize(images.val.pixels), images.val.labels)])
-    assert (line["val_loss"], line["val_accuracy"]) == (pytest.approx(loss), accuracy)
+    assert (line.val_loss, line.val_accuracy) == (pytest.approx(loss), accuracy)
 
 
 @pytest.mark.parametrize("optimizer", ["proximal-adam", "proximal-sgd", "adam"])
@@ -230,7 +231,7 @@ class Stop:
         if self.left == 0:
             os.kill(os.getpid(), self.signal)
 
-    def epoch(self, line: dict[str, Any]) -> None: ...
+    def epoch(self, line: Epoch) -> None: ...
 
     def end(self) -> None: ...
 
@@ -254,11 +255,9 @@ def test_stopped_anywhere_and_resumed_is_never_stopped(
     result = fit(model, images, settings, tmp_path / "run", resume=True)
     for name, value in straight.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
-    timing = ("seconds", "images_per_second", "peak_memory_mb")
+    timing: dict[str, Any] = {"seconds": 0.0, "images_per_second": None, "peak_memory_mb": None}
     for ours, theirs in zip(result.history, wanted.history, strict=True):
-        assert {k: v for k, v in ours.items() if k not in timing} == {
-            k: v for k, v in theirs.items() if k not in timing
-        }
+        assert dataclasses.replace(ours, **timing) == dataclasses.replace(theirs, **timing)
     last = [checkpoint.load(tmp_path / run / "last.safetensors")[0] for run in ("run", "straight")]
     assert last[0].keys() == last[1].keys()
     assert all(torch.equal(last[0][name], last[1][name]) for name in last[0])
@@ -307,8 +306,8 @@ def test_divergence_names_the_place_and_the_checkpoint(images: ImageSet, tmp_pat
     settings = dataclasses.replace(SHORT, penalty=None, warmup=0, epochs=3, heal=0)
 
     class Break(Stop):
-        def epoch(self, line: dict[str, Any]) -> None:
-            if line["epoch"] == 2:
+        def epoch(self, line: Epoch) -> None:
+            if line.epoch == 2:
                 model.get_parameter("0.weight").data.fill_(math.nan)
 
     with pytest.raises(TrainingError, match=r"loss is nan in epoch 3, step 1: .*last\.safetensors \(2 epochs done\)"):
@@ -520,8 +519,8 @@ def test_a_training_reports_zeros_up_to_tol(tol: float, images: ImageSet, tmp_pa
     found = load_file(tmp_path / "run" / "model.safetensors")
     rows = np.concatenate([w.reshape(4, -1) for name, w in found.items() if name.endswith("weight")], 1)
     zero, gone = np.abs(rows) <= tol, np.sqrt((rows.astype(np.float64) ** 2).sum(0)) <= tol
-    assert result.sparsity.component_sparsity == result.history[-1]["component_sparsity"] == zero.mean()
-    assert result.sparsity.quaternion_sparsity == result.history[-1]["quaternion_sparsity"] == gone.mean()
+    assert result.sparsity.component_sparsity == result.history[-1].component_sparsity == zero.mean()
+    assert result.sparsity.quaternion_sparsity == result.history[-1].quaternion_sparsity == gone.mean()
     assert result.sparsity.tol == tol
     assert (zero.mean() > 0) == (tol > 0)
     assert (rows == 0).sum() == 0  # nothing was changed in the network

@@ -33,9 +33,9 @@ def _run(path: str, shape: list[int]) -> None:
         from quern._files import path_or_content
 
         session = onnxruntime.InferenceSession(path_or_content(Path(path)), providers=["CPUExecutionProvider"])
-        (taken,) = session.get_inputs()
-        kind = np.uint8 if "uint8" in taken.type else np.float32
-        session.run(None, {taken.name: np.zeros(shape, kind)})
+        (image,) = session.get_inputs()
+        dtype = np.uint8 if "uint8" in image.type else np.float32
+        session.run(None, {image.name: np.zeros(shape, dtype)})
         return
     import torch
 

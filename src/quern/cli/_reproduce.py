@@ -1,7 +1,6 @@
 """``quern reproduce``."""
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -143,7 +142,7 @@ def _perform(tasks: "list[Task]", results: Path, work: Path, options: dict[str, 
 
     from quern.paper import board, percent, perform_all
 
-    done: dict[str, Mapping[str, Any]] = {t.run.name: t.record for t in tasks if t.record is not None}
+    done = {t.run.name: t.record for t in tasks if t.record is not None}
     failed: list[str] = []
     started = time.monotonic()
     live = Live(

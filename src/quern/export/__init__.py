@@ -2,7 +2,8 @@
 
 from quern.export._int8 import Int8Report, to_int8
 from quern.export._onnx import accuracy, open_session, to_onnx
-from quern.export._program import ExportReport, Pixels, to_pt2
+from quern.export._program import ExportReport, Pixels
+from quern.export._pt2 import to_pt2
 from quern.export._real import to_real
 
 __all__ = ["ExportReport", "Int8Report", "Pixels", "accuracy", "open_session"]

@@ -94,7 +94,7 @@ def to_int8(
                 q.quantize_static(
                     str(prepared),
                     str(made),
-                    Reader([one.name for one in graph.input]),
+                    Reader([node.name for node in graph.input]),
                     quant_format=q.QuantFormat.QDQ,
                     op_types_to_quantize=list(_QUANTIZED),
                     nodes_to_exclude=_before_products(graph),
@@ -110,16 +110,19 @@ def to_int8(
             raise
         except Exception as reason:
             raise ExportError(f"{source} cannot be written in 8 bits: {first_line(reason)}.") from reason
-        some = first(inputs, _BATCH)
-        scores = run(open_session(made), *some)
+        batch = first(inputs, _BATCH)
+        scores = run(open_session(made), *batch)
         if not all(bool(torch.isfinite(y).all()) for y in scores):
             raise ExportError(f"{source} in 8 bits gives scores that are not finite.")
-        if any(bool((t != t[:1]).any()) for t in some) and _alike(scores, some[0]):
-            if _alike(run(open_session(source), *some), some[0]):
+        if any(bool((t != t[:1]).any()) for t in batch) and _alike(scores, batch[0]):
+            if _alike(run(open_session(source), *batch), batch[0]):
                 warn_dead()
             else:
-                said = f"{path} gives every image the same scores; find the ranges with other images or calibration"
-                warnings.warn(f"{said}.", DeadNetworkWarning, stacklevel=2)
+                warnings.warn(
+                    f"{path} gives every image the same scores; find the ranges with other images or calibration.",
+                    DeadNetworkWarning,
+                    stacklevel=2,
+                )
         temporary.write_bytes(made.read_bytes())
     return Int8Report(path, path.stat().st_size, source.stat().st_size)
 

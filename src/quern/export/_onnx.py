@@ -105,15 +105,15 @@ def open_session(path: Path, threads: int | None = None, *, spinning: bool = Tru
 
 def run(session: Any, *inputs: Tensor) -> list[Tensor]:
     """The outputs for one batch of each input."""
-    taken = session.get_inputs()
+    nodes = session.get_inputs()
     try:
-        arrays = {one.name: x.contiguous().cpu().numpy() for one, x in zip(taken, inputs, strict=True)}
-        found = session.run(None, arrays)
+        arrays = {node.name: x.contiguous().cpu().numpy() for node, x in zip(nodes, inputs, strict=True)}
+        outputs = session.run(None, arrays)
     except Exception as reason:
-        takes = " and ".join(f"{one.type} of shape {tuple(one.shape)}" for one in taken)
+        takes = " and ".join(f"{node.type} of shape {tuple(node.shape)}" for node in nodes)
         given = " and ".join(f"{tuple(x.shape)} of {str(x.dtype).removeprefix('torch.')}" for x in inputs)
         raise ExportError(f"the ONNX file takes {takes}, but was given {given}: {first_line(reason)}.") from reason
-    return [torch.from_numpy(y) for y in found]
+    return [torch.from_numpy(y) for y in outputs]
 
 
 def accuracy(

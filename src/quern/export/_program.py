@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from quern._files import check_target, replacing
-from quern.compact import is_dead, warn_dead
+from quern.compact import is_dead
 from quern.errors import ExportError
 from quern.export._real import real_form
 from quern.graph import Example, check_traceable, inputs_of, mapped
 
-__all__ = ["ExportReport", "Pixels", "Program", "to_pt2"]
+__all__ = ["ExportReport", "Pixels", "Program"]
 
 # Rounding in float32, summed over the layers, relative to the largest score; what is beyond it is a mistake.
 TOLERANCE = 1e-4
@@ -100,25 +100,25 @@ class Program:
                 )
             like = next((p for p in source.parameters() if p.is_floating_point()), torch.empty(0))
             raw, network = (_Raw(m, pixels, like).eval() for m in (source, network))
-            self.source, some = raw, (raw.normalized(example[:2]),)
+            self.source, two_inputs = raw, (raw.normalized(example[:2]),)
         else:
-            self.source, some = source, first(self.example, 2)
+            self.source, two_inputs = source, first(self.example, 2)
         self.network = network
         self.outputs = self._run(self.example)
         if not all(bool(t.isfinite().all()) for t in self.outputs):
             raise ExportError(
                 "what the network gives for the example is not finite, so a file of it cannot be checked."
             )
-        self.dead = is_dead(source, some)
+        self.dead = is_dead(source, two_inputs)
 
     @torch.no_grad()
     def _run(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         try:
-            found = self.source(*mapped(inputs, Tensor.clone))  # a layer that works in place may be the first
+            output = self.source(*mapped(inputs, Tensor.clone))  # a layer that works in place may be the first
         except Exception as reason:  # whatever a network says to an input that is not its own
-            what = f"an input of shape {shapes(inputs)}" if len(inputs) == 1 else f"inputs of shapes {shapes(inputs)}"
-            raise ExportError(f"the network does not take {what}: {first_line(reason)}.") from reason
-        outputs = [found] if isinstance(found, Tensor) else found
+            given = f"an input of shape {shapes(inputs)}" if len(inputs) == 1 else f"inputs of shapes {shapes(inputs)}"
+            raise ExportError(f"the network does not take {given}: {first_line(reason)}.") from reason
+        outputs = [output] if isinstance(output, Tensor) else output
         if not isinstance(outputs, list | tuple) or not all(isinstance(t, Tensor) for t in outputs):
             raise ExportError("the network must return a tensor or several of them, not a dict or tuples in tuples.")
         return list(outputs)
@@ -132,8 +132,9 @@ class Program:
             with quiet(), torch.no_grad():
                 return torch.export.export(self.network, several, dynamic_shapes=tuple({0: batch} for _ in several))
         except Exception as reason:  # torch has many ways to say what it cannot trace
-            said = first_line(reason)
-            raise ExportError(f"the network cannot be exported for batches of any size: {said}.") from reason
+            raise ExportError(
+                f"the network cannot be exported for batches of any size: {first_line(reason)}."
+            ) from reason
 
     def compare(self, run: Callable[..., Sequence[Tensor]]) -> tuple[float, tuple[int, ...]]:
         """The largest difference of what ``run`` computes, an error if it is more than rounding; and with which batch
@@ -142,13 +143,14 @@ class Program:
         worst, sizes = 0.0, tuple(sorted({n for n in (1, 3, whole) if n <= whole}))
         for n in sizes:
             part = first(self.example, n)
-            wanted = self.outputs if n == whole else self._run(part)
-            found = run(*part)
-            for a, b in zip(found, wanted, strict=True):
-                if a.shape != b.shape:
-                    raise ExportError(f"the exported network gives {tuple(a.shape)} and not {tuple(b.shape)}.")
-                if b.numel():
-                    gap = (a.double() - b.double()).abs().max() / b.double().abs().max().clamp_min(1e-30)
+            expected = self.outputs if n == whole else self._run(part)
+            for output, wanted in zip(run(*part), expected, strict=True):
+                if output.shape != wanted.shape:
+                    raise ExportError(
+                        f"the exported network gives {tuple(output.shape)} and not {tuple(wanted.shape)}."
+                    )
+                if wanted.numel():
+                    gap = (output.double() - wanted.double()).abs().max() / wanted.double().abs().max().clamp_min(1e-30)
                     worst = max(worst, float(gap.nan_to_num(torch.inf)))
             if worst > TOLERANCE:
                 raise ExportError(
@@ -167,8 +169,8 @@ def batches_of(network: nn.Module, example: Example) -> tuple[Tensor, ...]:
                 "has a default, or give a tensor (batch, ...)."
             )
     if not inputs or any(t.dim() == 0 or not len(t) for t in inputs) or len({len(t) for t in inputs}) > 1:
-        said = "a batch of inputs" if len(inputs) == 1 else "batches of the same size"
-        raise ExportError(f"the example must be {said}, but its shape is {shapes(inputs)}.")
+        needed = "a batch of inputs" if len(inputs) == 1 else "batches of the same size"
+        raise ExportError(f"the example must be {needed}, but its shape is {shapes(inputs)}.")
     return inputs
 
 
@@ -220,33 +222,3 @@ def first_line(reason: BaseException) -> str:
         reason = reason.__cause__
     lines = [line.strip() for line in re.sub("\x1b\\[[0-9;]*m", "", str(reason)).splitlines() if line.strip()]
     return (lines[0] if lines else type(reason).__name__).rstrip(".:")
-
-
-def to_pt2(model: nn.Module, path: Path | str, example: Example, *, pixels: Pixels | None = None) -> ExportReport:
-    """Write the real form of ``model`` as a file for ``torch.export.load``, which needs no quern to run it.
-
-    It takes batches of any size. ``example`` is some input of the network (raw images with ``pixels``), or a tuple of
-    several, on which the file is read again and compared before it gets its name. A network whose output does not
-    depend on its input any more is a warning.
-    """
-    path = Path(path)
-    check_place(path)
-    program = Program(model, example, pixels)
-    if program.dead:
-        warn_dead()
-    file = io.BytesIO()
-    exported = program.exported()
-    with quiet():
-        torch.export.save(exported, file)
-        file.seek(0)
-        again = torch.export.load(file).module()
-
-    def run(*inputs: Tensor) -> list[Tensor]:
-        with torch.no_grad():
-            found = again(*inputs)
-        return [found] if isinstance(found, Tensor) else list(found)
-
-    difference, sizes = program.compare(run)
-    with writing(path) as temporary:
-        temporary.write_bytes(file.getvalue())
-    return ExportReport(path, path.stat().st_size, difference, sizes)

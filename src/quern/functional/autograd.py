@@ -44,5 +44,5 @@ def gradients_of(
         # Aliases, so that hooks on the inputs run where they belong: in the backward pass that called this one.
         aliases = [None if t is None else t.view_as(t) for t in inputs]
         wanted = [t for t, need in zip(aliases, needs, strict=True) if need and t is not None]
-        found = iter(torch.autograd.grad(function(*aliases), wanted, grad, create_graph=again))
-    return tuple(next(found) if need else None for need in needs)
+        gradients = iter(torch.autograd.grad(function(*aliases), wanted, grad, create_graph=again))
+    return tuple(next(gradients) if need else None for need in needs)

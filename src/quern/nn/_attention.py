@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from quern.functional.shapes import quaternions
 from quern.nn import init
+from quern.nn._dropout import check_probability
 from quern.nn._linear import QLinear
 
 
@@ -39,9 +40,8 @@ class QMultiheadAttention(nn.Module):
         n = quaternions(embed_dim, "embed_dim")
         if num_heads < 1 or n % num_heads:
             raise ValueError(f"num_heads={num_heads} must divide the {n} quaternion channels of embed_dim={embed_dim}.")
-        if not 0 <= dropout <= 1:
-            raise ValueError(f"the dropout probability is {dropout}, but it must lie between 0 and 1.")
-        self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
+        self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
+        self.dropout = check_probability(dropout)
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
         self.add_zero_attn = add_zero_attn
         self.q_proj = QLinear(embed_dim, embed_dim, bias, device, dtype)
@@ -108,9 +108,9 @@ class QMultiheadAttention(nn.Module):
             extra.append((self.bias_k.flatten(), self.bias_v.flatten()))
         if self.add_zero_attn:
             extra.append((k.new_zeros(k.shape[-1]), v.new_zeros(v.shape[-1])))
-        for one_k, one_v in extra:  # one more place to attend to, visible to every query
-            k = torch.cat([k, one_k.expand(k.shape[0], 1, -1)], 1)
-            v = torch.cat([v, one_v.expand(v.shape[0], 1, -1)], 1)
+        for extra_k, extra_v in extra:  # one more place to attend to, visible to every query
+            k = torch.cat([k, extra_k.expand(k.shape[0], 1, -1)], 1)
+            v = torch.cat([v, extra_v.expand(v.shape[0], 1, -1)], 1)
             mask = None if mask is None else TF.pad(mask, (0, 1))
         q, k, v = self._heads(self.q_proj(query)), self._heads(k), self._heads(v)
         p = self.dropout if self.training else 0.0

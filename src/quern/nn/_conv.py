@@ -110,24 +110,24 @@ class QConvolution(nn.Module):
         return super()._apply(on_real_shape, recurse)
 
     def extra_repr(self) -> str:
-        said = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
         if self.padding != (0,) * self.space:
-            said += f", padding={self.padding}"
+            text += f", padding={self.padding}"
         if self.dilation != (1,) * self.space:
-            said += f", dilation={self.dilation}"
+            text += f", dilation={self.dilation}"
         if self.output_padding != (0,) * self.space:
-            said += f", output_padding={self.output_padding}"
+            text += f", output_padding={self.output_padding}"
         if self.groups != 1:
-            said += f", groups={self.groups}"
+            text += f", groups={self.groups}"
         if self.bias is None:
-            said += ", bias=False"
+            text += ", bias=False"
         if self.constant is not None:
-            said += ", constant=True"
+            text += ", constant=True"
         if self.padding_mode != "zeros":
-            said += f", padding_mode={self.padding_mode}"
+            text += f", padding_mode={self.padding_mode}"
         if self.input_parts != UNITS:
-            said += f", input_parts={self.input_parts!r}"
-        return said
+            text += f", input_parts={self.input_parts!r}"
+        return text
 
 
 class _QConv(QConvolution):
@@ -253,8 +253,8 @@ class _QConvTranspose(QConvolution):
         if self.constant is None:
             return y
         ones = self._ones_like(input)
-        more = (self.stride, self._padding, extra, 1, self.dilation)
-        return y + F.conv_transpose(ones, self.constant, None, *more, input_parts="r")
+        geometry = (self.stride, self._padding, extra, 1, self.dilation)
+        return y + F.conv_transpose(ones, self.constant, None, *geometry, input_parts="r")
 
     @property
     def _padding(self) -> tuple[int, ...]:

@@ -4,7 +4,8 @@ from torch import Tensor, nn
 from quern import functional as F
 
 
-def _probability(p: float) -> float:
+def check_probability(p: float) -> float:
+    """``p`` if it is a probability, or a sentence that says so."""
     if not 0 <= p <= 1:
         raise ValueError(f"the dropout probability is {p}, but it must lie between 0 and 1.")
     return p
@@ -16,7 +17,7 @@ class QDropout(nn.Module):
 
     def __init__(self, p: float = 0.5, inplace: bool = False, *, dim: int = 1) -> None:
         super().__init__()
-        self.p, self.inplace, self.dim = _probability(p), inplace, dim
+        self.p, self.inplace, self.dim = check_probability(p), inplace, dim
 
     def forward(self, input: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return F.dropout(input, self.p, self.training, self.inplace, dim=self.dim)
@@ -30,7 +31,7 @@ class QDropout2d(nn.Module):
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
-        self.p, self.inplace = _probability(p), inplace
+        self.p, self.inplace = check_probability(p), inplace
 
     def forward(self, input: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         if input.dim() != 4:

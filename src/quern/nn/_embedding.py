@@ -45,11 +45,11 @@ class QEmbedding(nn.Module):
     def forward(self, input: Int[Tensor, "..."]) -> Float[Tensor, "... n"]:
         if self.max_norm is not None:
             self._shorten_rows(input, self.max_norm)
-        found = [
+        parts = [
             TF.embedding(input, part, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq)
             for part in self.weight.unbind(0)
         ]
-        return torch.cat(found, -1)
+        return torch.cat(parts, -1)
 
     @torch.no_grad()
     def _shorten_rows(self, input: Tensor, max_norm: float) -> None:

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -8,32 +8,101 @@ from quern import functional as F
 from quern.functional.shapes import quaternions
 
 
-def _check(norm: nn.Module, input: Tensor, channels: int, space: tuple[int, ...]) -> None:
-    if input.dim() - 2 not in space or input.shape[1] != channels:
-        axes = " or ".join(str(s + 2) for s in space)
-        raise ValueError(
-            f"{type(norm).__name__} takes (batch, {channels}, ...) with {axes} axes, "
-            f"but the input's shape is {tuple(input.shape)}."
-        )
+class _RunningNorm(nn.Module):
+    """Abstract: what the batch normalisations share: scale, shift, running statistics.
 
-
-def _share_of_batch(norm: "QBatchNorm | QWhiteningBatchNorm2d") -> float:
-    """Count the batch in, and say how much of it enters the running statistics."""
-    if not (norm.training and norm.track_running_stats):
-        return 0.0
-    norm.num_batches_tracked.add_(1)
-    return 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
-
-
-class QBatchNorm(nn.Module):
-    """Abstract: ``space`` says with how many spatial axes an input may come."""
+    ``space`` says with how many spatial axes an input may come, ``per_neuron`` the shape of a neuron's scale and spread
+    (a number, or a 4x4 matrix), ``spread`` the name of the buffer of the latter.
+    """
 
     space: tuple[int, ...]
+    per_neuron: tuple[int, ...]
+    spread: str
+    normalize: Callable[..., Tensor]
     weight: nn.Parameter | None
     bias: nn.Parameter | None
     running_mean: Tensor | None
-    running_var: Tensor | None
     num_batches_tracked: Tensor
+
+    def _setup(
+        self,
+        num_features: int,
+        eps: float,
+        momentum: float | None,
+        affine: bool,
+        track_running_stats: bool,
+        scale: bool,
+        shift: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        n = quaternions(num_features, "num_features")
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.affine, self.track_running_stats = affine, track_running_stats
+
+        def empty(*shape: int) -> Tensor:
+            return torch.empty(*shape, n, device=device, dtype=dtype)
+
+        self.register_parameter("weight", nn.Parameter(empty(*self.per_neuron)) if affine and scale else None)
+        self.register_parameter("bias", nn.Parameter(empty(4)) if affine and shift else None)
+        tracked = track_running_stats
+        self.register_buffer("running_mean", empty(4) if tracked else None)
+        self.register_buffer(self.spread, empty(*self.per_neuron) if tracked else None)
+        count = torch.zeros((), dtype=torch.long, device=device)
+        self.register_buffer("num_batches_tracked", count if tracked else None)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def _ones_(self, t: Tensor) -> None:
+        """The scale or the spread of every neuron becomes 1, or the identity."""
+        one = torch.eye(4, dtype=t.dtype, device=t.device) if self.per_neuron else t.new_ones(())
+        t.copy_(one.unsqueeze(-1).expand_as(t))
+
+    def reset_running_stats(self) -> None:
+        if self.running_mean is not None:
+            self.running_mean.zero_()
+            self._ones_(getattr(self, self.spread))
+            self.num_batches_tracked.zero_()
+
+    def reset_parameters(self) -> None:
+        self.reset_running_stats()
+        if self.weight is not None:
+            self._ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def _share_of_batch(self) -> float:
+        """Count the batch in, and say how much of it enters the running statistics."""
+        if not (self.training and self.track_running_stats):
+            return 0.0
+        self.num_batches_tracked.add_(1)
+        return 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+
+    def forward(self, input: Float[Tensor, "batch channels *space"]) -> Float[Tensor, "batch channels *space"]:
+        if input.dim() - 2 not in self.space or input.shape[1] != self.num_features:
+            axes = " or ".join(str(s + 2) for s in self.space)
+            raise ValueError(
+                f"{type(self).__name__} takes (batch, {self.num_features}, ...) with {axes} axes, "
+                f"but the input's shape is {tuple(input.shape)}."
+            )
+        statistics = self.running_mean, getattr(self, self.spread)
+        share, from_batch = self._share_of_batch(), self.training or self.running_mean is None
+        return self.normalize(input, *statistics, self.weight, self.bias, from_batch, share, self.eps)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"track_running_stats={self.track_running_stats}"
+        )
+
+
+class QBatchNorm(_RunningNorm):
+    """Abstract: ``space`` says with how many spatial axes an input may come."""
+
+    per_neuron = ()
+    spread = "running_var"
+    normalize = staticmethod(F.batch_norm)
+    running_var: Tensor | None
 
     def __init__(
         self,
@@ -49,47 +118,11 @@ class QBatchNorm(nn.Module):
         fixed_scale: bool = False,
     ) -> None:
         super().__init__()
-        n = quaternions(num_features, "num_features")
-        self.num_features, self.eps, self.momentum = num_features, eps, momentum
-        self.affine, self.track_running_stats, self.fixed_scale = affine, track_running_stats, fixed_scale
-        scale = nn.Parameter(torch.empty(n, device=device, dtype=dtype)) if affine and not fixed_scale else None
-        self.register_parameter("weight", scale)
-        shift = nn.Parameter(torch.empty(4, n, device=device, dtype=dtype)) if affine and bias else None
-        self.register_parameter("bias", shift)
-        tracked = track_running_stats
-        self.register_buffer("running_mean", torch.empty(4, n, device=device, dtype=dtype) if tracked else None)
-        self.register_buffer("running_var", torch.empty(n, device=device, dtype=dtype) if tracked else None)
-        count = torch.zeros((), dtype=torch.long, device=device)
-        self.register_buffer("num_batches_tracked", count if tracked else None)
-        self.reset_parameters()
-
-    def reset_running_stats(self) -> None:
-        if self.running_mean is not None and self.running_var is not None:
-            self.running_mean.zero_()
-            self.running_var.fill_(1)
-            self.num_batches_tracked.zero_()
-
-    def reset_parameters(self) -> None:
-        self.reset_running_stats()
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-    def forward(self, input: Float[Tensor, "batch channels *space"]) -> Float[Tensor, "batch channels *space"]:
-        _check(self, input, self.num_features, self.space)
-        share = _share_of_batch(self)
-        from_batch = self.training or self.running_mean is None
-        return F.batch_norm(
-            input, self.running_mean, self.running_var, self.weight, self.bias, from_batch, share, self.eps
-        )
+        self.fixed_scale = fixed_scale
+        self._setup(num_features, eps, momentum, affine, track_running_stats, not fixed_scale, bias, device, dtype)
 
     def extra_repr(self) -> str:
-        fixed = ", fixed_scale=True" if self.fixed_scale else ""
-        return (
-            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
-            f"track_running_stats={self.track_running_stats}{fixed}"
-        )
+        return super().extra_repr() + (", fixed_scale=True" if self.fixed_scale else "")
 
 
 class QBatchNorm1d(QBatchNorm):
@@ -117,18 +150,18 @@ class QBatchNorm3d(QBatchNorm):
     space = (3,)
 
 
-class QWhiteningBatchNorm2d(nn.Module):
+class QWhiteningBatchNorm2d(_RunningNorm):
     r"""Batch normalisation that makes the covariance of a neuron's four components the identity.
 
     :math:`\Gamma L^{-1}(h - \mu) + \beta` with :math:`L L^\top = \mathrm{Cov}(h) + \varepsilon I`; :math:`\Gamma` is
     ``weight (4, 4, n)``, initially the identity, :math:`\beta` is ``bias (4, n)``. Arguments as in torch's BatchNorm2d.
     """
 
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
-    running_mean: Tensor | None
+    space = (2,)
+    per_neuron = (4, 4)
+    spread = "running_cov"
+    normalize = staticmethod(F.whiten)
     running_cov: Tensor | None
-    num_batches_tracked: Tensor
 
     def __init__(
         self,
@@ -143,49 +176,7 @@ class QWhiteningBatchNorm2d(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        n = quaternions(num_features, "num_features")
-        self.num_features, self.eps, self.momentum = num_features, eps, momentum
-        self.affine, self.track_running_stats = affine, track_running_stats
-        scale = nn.Parameter(torch.empty(4, 4, n, device=device, dtype=dtype)) if affine else None
-        self.register_parameter("weight", scale)
-        shift = nn.Parameter(torch.empty(4, n, device=device, dtype=dtype)) if affine and bias else None
-        self.register_parameter("bias", shift)
-        tracked = track_running_stats
-        self.register_buffer("running_mean", torch.empty(4, n, device=device, dtype=dtype) if tracked else None)
-        self.register_buffer("running_cov", torch.empty(4, 4, n, device=device, dtype=dtype) if tracked else None)
-        count = torch.zeros((), dtype=torch.long, device=device)
-        self.register_buffer("num_batches_tracked", count if tracked else None)
-        self.reset_parameters()
-
-    def reset_running_stats(self) -> None:
-        if self.running_mean is not None and self.running_cov is not None:
-            self.running_mean.zero_()
-            _identities_(self.running_cov)
-            self.num_batches_tracked.zero_()
-
-    def reset_parameters(self) -> None:
-        self.reset_running_stats()
-        if self.weight is not None:
-            _identities_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-    def forward(self, input: Float[Tensor, "batch channels h w"]) -> Float[Tensor, "batch channels h w"]:
-        _check(self, input, self.num_features, (2,))
-        share = _share_of_batch(self)
-        from_batch = self.training or self.running_mean is None
-        return F.whiten(input, self.running_mean, self.running_cov, self.weight, self.bias, from_batch, share, self.eps)
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
-            f"track_running_stats={self.track_running_stats}"
-        )
-
-
-@torch.no_grad()
-def _identities_(t: Tensor) -> None:
-    t.copy_(torch.eye(4, dtype=t.dtype, device=t.device).unsqueeze(-1).expand_as(t))
+        self._setup(num_features, eps, momentum, affine, track_running_stats, True, bias, device, dtype)
 
 
 class QLayerNorm(nn.Module):

@@ -11,6 +11,7 @@ from quern.functional.products import block_weight
 from quern.functional.shapes import quaternions
 from quern.functional.weight_cache import WeightCache
 from quern.nn import init
+from quern.nn._dropout import check_probability
 
 
 class QRecurrent(nn.Module):
@@ -38,12 +39,10 @@ class QRecurrent(nn.Module):
         super().__init__()
         if num_layers < 1:
             raise ValueError(f"num_layers is {num_layers}, but there must be at least one.")
-        if not 0 <= dropout <= 1:
-            raise ValueError(f"the dropout probability is {dropout}, but it must lie between 0 and 1.")
         hidden = quaternions(hidden_size, "hidden_size")
         inputs = quaternions(input_size, "input_size")
         self.input_size, self.hidden_size, self.num_layers, self.bias = input_size, hidden_size, num_layers, bias
-        self.batch_first, self.dropout, self.bidirectional = batch_first, dropout, bidirectional
+        self.batch_first, self.dropout, self.bidirectional = batch_first, check_probability(dropout), bidirectional
         directions = 2 if bidirectional else 1
         rows = self.gates * hidden
         self._names: list[str] = []
@@ -155,7 +154,7 @@ class QRecurrent(nn.Module):
     _state_count = 1
 
     def extra_repr(self) -> str:
-        said = f"{self.input_size}, {self.hidden_size}"
+        text = f"{self.input_size}, {self.hidden_size}"
         for name, default in (
             ("num_layers", 1),
             ("bias", True),
@@ -164,8 +163,8 @@ class QRecurrent(nn.Module):
             ("bidirectional", False),
         ):
             if getattr(self, name) != default:
-                said += f", {name}={getattr(self, name)}"
-        return said
+                text += f", {name}={getattr(self, name)}"
+        return text
 
 
 @_disable_dynamo  # torch.compiler.disable would load the compiler at import: two seconds for every program

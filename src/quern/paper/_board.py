@@ -2,15 +2,14 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich.table import Table
 
 from quern.paper._pool import MEASURES, Task, percent
-from quern.records import DATASETS, METHODS, PAPER
+from quern.records import DATASETS, METHODS, PAPER, Record
 
 
-def board(tasks: Sequence[Task], done: Mapping[str, Mapping[str, Any]]) -> Table:
+def board(tasks: Sequence[Task], done: Mapping[str, Record]) -> Table:
     """Means over the seeds that are done, and how far the others are; ``done`` has records by the name of the run."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("data", "family", "method"):
@@ -21,15 +20,15 @@ def board(tasks: Sequence[Task], done: Mapping[str, Mapping[str, Any]]) -> Table
     for task in tasks:
         groups.setdefault((task.run.dataset, task.run.family, task.run.method, task.run.epochs), []).append(task)
     for (dataset, family, method, epochs), group in groups.items():
-        found = [done[task.run.name] for task in group if task.run.name in done]
+        finished = [done[task.run.name] for task in group if task.run.name in done]
         now = [
             f"seed {task.run.seed}: {task.epoch}/{epochs}"
             for task in group
             if task.run.name not in done and task.folder.is_dir()
         ]
         table.add_row(
-            *(DATASETS[dataset], family, METHODS[method], f"{len(found)}/{len(group)}"),
-            *(mean_std([percent(record, what) for record in found]) for what in MEASURES),
+            *(DATASETS[dataset], family, METHODS[method], f"{len(finished)}/{len(group)}"),
+            *(mean_std([percent(record, what) for record in finished]) for what in MEASURES),
             _paper(dataset, family, method),
             ", ".join(now),
         )

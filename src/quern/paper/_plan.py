@@ -125,10 +125,10 @@ def lambda_of(run: Run, lambdas: Lambdas) -> float | None:
         ) from None
 
 
-def network_of(run: Run) -> tuple[str, dict[str, Any]]:
+def network_of(run: Run) -> tuple[str, dict[str, str | float]]:
     """The name of a run's network in :mod:`quern.models`, and its options."""
     protocol = PROTOCOLS[run.dataset]
-    options = {"norm": "after_conv"} if run.method.endswith("-bn") else {}
+    options: dict[str, str | float] = {"norm": "after_conv"} if run.method.endswith("-bn") else {}
     return protocol.twin if run.family == "real" else protocol.model, options
 
 

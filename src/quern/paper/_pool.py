@@ -3,7 +3,7 @@
 import signal
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,28 +48,28 @@ class Task:
 def survey(todo: Sequence[Run], results: Path, work: Path, lambdas: Lambdas) -> list[Task]:
     """What there is to do. A record counts if it was made with the settings that the run would have now, and counts
     zero quaternions as it would."""
-    found = []
+    tasks = []
     for run in todo:
         weight = lambda_of(run, lambdas)
         settings = settings_of(run, weight)
         path = records.record_path(results, run)
         record = records.read_record(path) if path.exists() else None
         outdated = record is not None and (
-            Settings.from_dict(record["settings"], path) != settings
-            or (settings.tol > 0 and record.get("zeros_by") != "modulus")
+            Settings.from_dict(record.settings.to_dict(), path) != settings
+            or (settings.tol > 0 and record.zeros_by != "modulus")
         )
         folder = work_folder(work, run, settings)
-        found.append(Task(run, weight, settings, folder, None if outdated else record, outdated))
-    return found
+        tasks.append(Task(run, weight, settings, folder, None if outdated else record, outdated))
+    return tasks
 
 
 MEASURES = ("test_accuracy", "component_sparsity", "quaternion_sparsity")
 
 
-def percent(record: Mapping[str, Any], what: str) -> float:
+def percent(record: Record, what: str) -> float:
     """One of :data:`MEASURES` of a record."""
-    result = record["result"]
-    return 100 * (result[what] if what in result else result["sparsity"][what])
+    result = record.result
+    return 100 * getattr(result if hasattr(result, what) else result.sparsity, what)
 
 
 def seconds_left(tasks: Sequence[Task]) -> float:
@@ -77,7 +77,7 @@ def seconds_left(tasks: Sequence[Task]) -> float:
     taken: dict[str, list[float]] = {}
     for task in tasks:
         if task.record is not None:
-            taken.setdefault(task.run.dataset, []).extend(line["seconds"] for line in task.record["history"])
+            taken.setdefault(task.run.dataset, []).extend(line.seconds for line in task.record.history)
     guess = {name: sum(times) / len(times) for name, times in taken.items() if times}
     return sum(
         (task.run.epochs - task.epoch) * guess.get(task.run.dataset, PROTOCOLS[task.run.dataset].seconds)
@@ -94,7 +94,7 @@ def perform_all(
     backend: Backend = "local",
     address: str | None = None,
     data_dir: Path | None = None,
-) -> Iterator[tuple[Task, dict[str, Any] | str]]:
+) -> Iterator[tuple[Task, Record | str]]:
     """Do the tasks that have no record, ``jobs`` at a time in processes of one thread, and keep their records as they
     come; yields each with its record, or with the sentence that says why there is none.
 
@@ -116,17 +116,17 @@ def perform_all(
 
 
 Call = tuple[int, Task, Path, Path | None]
-Done = tuple[int, dict[str, Any] | str | int]
+Done = tuple[int, Record | str | int]
 
 
-def _kept(done: Iterator[Done], todo: Sequence[Task], results: Path) -> Iterator[tuple[Task, dict[str, Any] | str]]:
-    for n, found in done:
-        if isinstance(found, int):
-            name = signal.Signals(found).name
-            raise Stopped(f"stopped by {name}: all epochs so far are saved, and the same command goes on.", found)
-        if isinstance(found, dict):
-            records.write(results, todo[n].run, found)
-        yield todo[n], found
+def _kept(done: Iterator[Done], todo: Sequence[Task], results: Path) -> Iterator[tuple[Task, Record | str]]:
+    for n, outcome in done:
+        if isinstance(outcome, int):
+            name = signal.Signals(outcome).name
+            raise Stopped(f"stopped by {name}: all epochs so far are saved, and the same command goes on.", outcome)
+        if isinstance(outcome, Record):
+            records.write(results, outcome)
+        yield todo[n], outcome
 
 
 # Torch has one random generator per process, so a worker of a cluster that has several threads does one run at a time.

@@ -5,7 +5,6 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +14,8 @@ from quern.bench.machine import facts
 from quern.optim import ProximalAdam
 from quern.paper._plan import PROTOCOLS, lambda_of, read_lambdas, settings_of
 from quern.paper._run import build
-from quern.records import TABLE1, Run, keep
+from quern.records import TABLE1, Run, TimingRow, Timings, keep
+from quern.records.schema import to_plain
 
 ROUNDS = 15
 FAMILIES = ("paper", "quern")
@@ -42,11 +42,14 @@ def time_steps(dataset: str, results: Path, data_dir: Path | None = None, rounds
                 step()
                 if n >= 2:  # the first rounds warm up
                     times[key].append(1000 * (time.perf_counter() - started))
-        record = {"dataset": dataset, "environment": facts(), "rounds": rounds, "batch": len(labels)}
+        environment = facts()
     finally:
         torch.set_num_threads(threads)
     path = timing_path(results, dataset)
-    keep(path, json.dumps({**record, "rows": _rows(times)}, indent=1) + "\n")
+    record = Timings(
+        dataset=dataset, environment=environment, rounds=rounds, batch=len(labels), rows=tuple(_rows(times))
+    )
+    keep(path, json.dumps(to_plain(record), indent=1) + "\n")
     return path
 
 
@@ -55,13 +58,12 @@ def timing_path(results: Path, dataset: str) -> Path:
     return results / dataset / "table2.json"
 
 
-def _rows(times: dict[tuple[str, str], list[float]]) -> list[dict[str, Any]]:
+def _rows(times: dict[tuple[str, str], list[float]]) -> list[TimingRow]:
     """The ratio is the median of the ratios within a round: what slows down a round slows down all of it."""
     rows = []
-    for (family, method), found in times.items():
-        ratios = [mine / none for mine, none in zip(found, times[family, "none"], strict=True)]
-        median, ratio = statistics.median(found), statistics.median(ratios)
-        rows.append({"family": family, "method": method, "median_ms": round(median, 3), "ratio": round(ratio, 4)})
+    for (family, method), mine in times.items():
+        ratios = [a / b for a, b in zip(mine, times[family, "none"], strict=True)]
+        rows.append(TimingRow(family, method, round(statistics.median(mine), 3), round(statistics.median(ratios), 4)))
     return rows
 
 

@@ -122,7 +122,7 @@ def try_weight(images: ImageSet, run: Run, weight: float | None, batch: int) -> 
             found = fit(network, images, settings)
         neurons = plan(network, images.normalize(images.train.pixels[:2]), settings.tol).neurons[1]
         dead_neurons, size = 1 - neurons / size.neurons, found.sparsity
-        accuracy = statistics.fmean(line["val_accuracy"] for line in found.history[-LAST:])
+        accuracy = statistics.fmean(line.val_accuracy for line in found.history[-LAST:])
         if _at_chance(accuracy, images.val.labels):
             died = "chance"
     except (Diverged, LastPathWarning, CompactionError) as reason:
@@ -409,17 +409,14 @@ def write_trials(results: Path, dataset: str, trials: Sequence[Trial], short: Sh
     path = results / dataset / "tuning.json"
     picked = {id(trial) for trial in chosen(trials).values()}  # one of several that are equal
     mine = {(t.family, t.method) for t in trials}
-    rows: list[Mapping[str, Any]] = [row for kind, row in read_trials(path) if kind not in mine]
-    for trial in trials:
-        row = asdict(trial)
-        rows.append({"lambda": row.pop("weight"), **row, "chosen": id(trial) in picked, "trained": asdict(short)})
-    keep(path, json.dumps({"dataset": dataset, "trials": rows}, indent=1) + "\n")
+    rows = [row for row in read_trials(path) if (row.family, row.method) not in mine]
+    rows += [TrialRow(**vars(trial), chosen=id(trial) in picked, trained=asdict(short)) for trial in trials]
+    keep(path, json.dumps(schema.to_plain(Trials(dataset=dataset, trials=tuple(rows))), indent=1) + "\n")
     return path
 
 
-def read_trials(path: Path) -> list[tuple[tuple[str, str], TrialRow]]:
-    """What :func:`write_trials` wrote to a file, if it is there: the family, the method, and the row of every trial."""
+def read_trials(path: Path) -> list[TrialRow]:
+    """What :func:`write_trials` wrote to a file, if it is there."""
     if not path.exists():
         return []
-    rows = schema.read(path, Trials, "trials of quern tune", "mend it, or remove it and tune again")["trials"]
-    return [((row["family"], row["method"]), row) for row in rows]
+    return list(schema.read(path, Trials, "trials of quern tune", "mend it, or remove it and tune again").trials)

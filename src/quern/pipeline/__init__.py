@@ -1,8 +1,8 @@
 """From data to a small network that meets a budget, in one call or by ``quern compress``.
 
-    found = compress(network, train_loader, val_loader, max_params=15_000, out="runs/mine")
-    print(found)                     # the table
-    small = found.small_network
+    result = compress(network, train_loader, val_loader, max_params=15_000, out="runs/mine")
+    print(result)                    # the table
+    small = result.small_network
 
 The stages: train the dense network; *grind* a copy of it, which is training under a penalty until neurons are zero;
 *heal* it, which is fine-tuning what is left; compact, export and measure both.

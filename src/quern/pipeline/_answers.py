@@ -12,47 +12,47 @@ from torch import Tensor, nn
 from quern.data import ImageSet
 from quern.records import Answers
 
-__all__ = ["counted", "judged", "samples"]
-
-OF_EACH_KIND = 6
+SAMPLES_PER_OUTCOME = 6
 
 
 @torch.no_grad()
-def judged(dense: nn.Module, small: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def compare_answers(
+    dense: nn.Module, small: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
     """The class of every input, and who answers right: 0 both networks, 1 only the dense one, 2 only the small one,
     3 neither. One pass over the batches; the networks are in eval mode."""
-    labels, kinds = [], []
+    labels, outcomes = [], []
     for x, classes in batches:
         dense_wrong, small_wrong = (network(x).argmax(1) != classes for network in (dense, small))
         labels.append(classes.cpu())
-        kinds.append((2 * dense_wrong + small_wrong).cpu())
-    return torch.cat(labels), torch.cat(kinds)
+        outcomes.append((2 * dense_wrong + small_wrong).cpu())
+    return torch.cat(labels), torch.cat(outcomes)
 
 
-def counted(labels: Tensor, kinds: Tensor, names: Sequence[str]) -> tuple[Answers, ...]:
-    """What :func:`judged` found, by class; classes without a name have their number for one."""
-    table = (4 * labels + kinds).bincount(minlength=4 * (int(labels.max()) + 1)).view(-1, 4).tolist()
+def count_by_class(labels: Tensor, outcomes: Tensor, names: Sequence[str]) -> tuple[Answers, ...]:
+    """The outcomes of :func:`compare_answers`, by class; classes without a name have their number for one."""
+    table = (4 * labels + outcomes).bincount(minlength=4 * (int(labels.max()) + 1)).view(-1, 4).tolist()
     return tuple(
         Answers(names[n] if n < len(names) else str(n), *counts) for n, counts in enumerate(table) if any(counts)
     )
 
 
 @torch.no_grad()
-def samples(dense: nn.Module, small: nn.Module, images: ImageSet, kinds: Tensor) -> dict[str, Any]:
-    """Up to six test images of each of the kinds of :func:`judged`, evenly spaced in their order, which may be that of
-    the classes; as base64 PNG, with the label, and each network's answer and how sure it is (the softmax of its
-    scores)."""
-    places = [torch.nonzero(kinds == kind).flatten() for kind in range(4)]
-    spaced = [torch.linspace(0, len(some) - 1, min(OF_EACH_KIND, len(some))).round().long() for some in places]
-    chosen = torch.cat([some[which] for some, which in zip(places, spaced, strict=True)])
-    rows = [
-        {"png": _png(images.test.pixels[n], images.top), "label": int(images.test.labels[n])} for n in chosen.tolist()
-    ]
+def samples(dense: nn.Module, small: nn.Module, images: ImageSet, outcomes: Tensor) -> dict[str, Any]:
+    """Test images with both networks' answers: up to six of each outcome of :func:`compare_answers`, evenly spaced,
+    since images may be sorted by class. Each is a base64 PNG with its label, and per network the answer and the
+    confidence (the softmax of the scores)."""
+    chosen = []
+    for outcome in range(4):
+        places = torch.nonzero(outcomes == outcome).flatten()
+        count = min(SAMPLES_PER_OUTCOME, len(places))
+        chosen += places[torch.linspace(0, len(places) - 1, count).round().long()].tolist()
+    rows = [{"png": _png(images.test.pixels[n], images.top), "label": int(images.test.labels[n])} for n in chosen]
     for name, network in (("dense", dense), ("small", small)):
         pixels = images.test.pixels[chosen].to(next(network.parameters()).device)
-        sure, answer = network(images.normalize(pixels)).float().softmax(1).max(1)
-        for row, one, share in zip(rows, answer.tolist(), sure.tolist(), strict=True):
-            row |= {name: one, f"{name}_confidence": round(share, 4)}
+        confidences, answers = network(images.normalize(pixels)).float().softmax(1).max(1)
+        for row, answer, confidence in zip(rows, answers.tolist(), confidences.tolist(), strict=True):
+            row |= {name: answer, f"{name}_confidence": round(confidence, 4)}
     return {"classes": list(images.classes), "samples": rows}
 
 

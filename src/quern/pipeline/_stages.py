@@ -23,10 +23,11 @@ from quern.bench import time_onnx
 from quern.data import Images, ImageSet
 from quern.errors import DeadNetworkWarning
 from quern.export import to_onnx
-from quern.pipeline._answers import counted, judged, samples
+from quern.pipeline._answers import compare_answers, count_by_class, samples
 from quern.pipeline._folder import open_folder
 from quern.pipeline.steering import Steering
 from quern.records import Answers, Budget, Chance, Comparison, Network, schema
+from quern.records.schema import to_plain
 from quern.sparsity import measure
 from quern.train import Loaders, Result, Settings, Source, Watcher, evaluate, fit, held_out
 
@@ -93,8 +94,8 @@ def run_stages(
     times = time_onnx(
         {name: job.out / name / "model.onnx" for name in ("dense", "small")}, job.batches.example.shape[1:]
     )
-    labels, kinds = judged(dense, small, held_out(job.batches))
-    answers = counted(labels, kinds, job.data.classes if isinstance(job.data, ImageSet) else ())
+    labels, outcomes = compare_answers(dense, small, held_out(job.batches))
+    answers = count_by_class(labels, outcomes, job.data.classes if isinstance(job.data, ImageSet) else ())
     total = Answers.total(answers)
     compressed = Compressed(
         _column(job, "dense", dense, dense_result, total.dense, times["dense"].median_ms),
@@ -113,10 +114,11 @@ def run_stages(
             {"name": before.name, "kind": before.kind, "dense": before.neurons, "small": after.neurons}
             for before, after in zip(measure(dense).layers, measure(small).layers, strict=True)
         ],
-        "history": {"dense": list(dense_result.history), "small": list(small_result.history)},
+        "dead_by": "compaction",
+        "history": {"dense": to_plain(dense_result.history), "small": to_plain(small_result.history)},
     }
     if isinstance(job.data, ImageSet):
-        write_text(job.out / "samples.json", json.dumps(samples(dense, small, job.data, kinds)) + "\n")
+        write_text(job.out / "samples.json", json.dumps(samples(dense, small, job.data, outcomes)) + "\n")
     write_text(job.out / "record.json", json.dumps(record, indent=1) + "\n")
     return compressed
 

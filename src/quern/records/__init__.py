@@ -1,66 +1,50 @@
 """What was run and what came of it: the paper's numbers, and our own records, read and written without torch.
 
 A *run* is one training of an experiment: a data set, a family, a method, a number of epochs and a seed. Its record is
-one JSON file, ``FOLDER/mnist/quern-rq-20-0.json`` for seed 0, with these parts:
-
-=================  ===================================================================================================
-``run``            the fields of :class:`Run`
-``settings``       all of :class:`quern.train.Settings`
-``model``          the network in :mod:`quern.models`; ``options`` are its arguments, ``lambda`` the penalty's weight
-``images``         how many to train on, to validate and to test
-``sums``           the SHA-256 of the data
-``environment``    versions, commit, processor, threads
-``history``        a line per epoch: ``epoch``, ``phase``, ``loss``, ``val_accuracy``, three sparsities, ``seconds``;
-                   with ``curves`` in the settings also ``test_accuracy``, which nothing is chosen by, and
-                   ``compacted_neurons``, how many neurons compaction would leave (None if it refuses)
-``result``         ``test_accuracy``, ``val_accuracy``, ``best_epoch``, ``seconds`` and ``sparsity`` (the three shares,
-                   ``neurons``, ``neurons_left``, ``parameters``, ``nonzero_parameters``, ``tol``, ``layers``)
-``small``          the network with all that counts as zero set to zero, and compacted: ``test_accuracy``, ``neurons``,
-                   ``parameters``, ``nonzero_parameters``, ``bytes`` of its file, ``macs``, ``latency_ms`` and
-                   ``memory`` of onnxruntime for one image (the most, in bytes; older records lack it)
-``dense``          the same, but for the accuracy, of the network with nothing removed
-``moduli``         how the moduli of the weights are spread: ``edges`` as exponents of ten, ``counts`` between them
-                   (the first and the last take what lies outside), ``zeros``
-``zeros_by``       "modulus": a quaternion counts as zero when its modulus is at most ``tol``; older records lack it,
-                   and count one whose four components are
-=================  ===================================================================================================
+one JSON file, ``FOLDER/mnist/quern-rq-20-0.json`` for seed 0. What each file holds is a class of this folder, by which
+it is written, read and checked (:mod:`quern.records.schema`): :class:`Record` for runs of experiments, with
+:class:`Course` for its settings and :class:`Epoch` for each line of its history; :class:`Trials` and :class:`Timings`;
+:class:`Compression` for ``quern compress``; :class:`Result` for a training.
 """
 
 import json
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from quern._files import claimed, sweep, write_text
 from quern.errors import RecordError
 from quern.records import schema
 from quern.records._comparison import Budget, Comparison, Verdict
-from quern.records._kinds import (
+from quern.records._compression import (
     Answers,
     Begun,
     Chance,
     CompressConfig,
     Compression,
-    Dataset,
-    Environment,
-    Epoch,
-    Family,
     Histories,
+    Network,
+    SampleRow,
+    Samples,
+    StageSettings,
+    TrainConfig,
+)
+from quern.records._experiments import (
+    Dataset,
+    Deployed,
+    Environment,
+    Family,
     LayerCounts,
     Method,
     Moduli,
-    Network,
+    Reached,
     Record,
-    SampleRow,
-    Samples,
-    Sizes,
-    StageSettings,
+    Small,
+    TimingRow,
     Timings,
-    TrainConfig,
     TrialRow,
     Trials,
+    Zeros,
 )
 from quern.records._penalty import Written, WrittenTerm, respelled
 from quern.records._runs import (
@@ -75,26 +59,17 @@ from quern.records._runs import (
     check_known,
     without_penalty,
 )
+from quern.records._size import Size
 from quern.records._sparsity import LayerSparsity, Sparsity
-from quern.records._training import Course, Result
+from quern.records._training import Course, Epoch, Phase, Result
 
-__all__ = ["DATASETS", "FAMILIES", "FIGURE2", "METHODS", "NEURONS", "PAPER", "TABLE1", "Answers", "Begun", "Chance"]
-__all__ += [
-    "Budget",
-    "Comparison",
-    "CompressConfig",
-    "Course",
-    "LayerSparsity",
-    "Result",
-    "Sparsity",
-    "Verdict",
-    "Written",
-    "WrittenTerm",
-]
-__all__ += ["Compression", "Dataset", "Environment", "Epoch", "Family", "Histories", "LayerCounts", "Method"]
-__all__ += ["Moduli", "Network", "Record", "Run", "SampleRow", "Samples", "Sizes", "StageSettings", "Timings"]
-__all__ += ["TrainConfig", "TrialRow", "Trials", "check_known", "check_writable", "keep", "read", "read_compression"]
-__all__ += ["read_record", "record_path", "respelled", "without_penalty", "write"]
+__all__ = ["DATASETS", "FAMILIES", "FIGURE2", "METHODS", "NEURONS", "PAPER", "TABLE1", "Answers", "Begun", "Budget"]
+__all__ += ["Chance", "Comparison", "CompressConfig", "Compression", "Course", "Dataset", "Deployed", "Environment"]
+__all__ += ["Epoch", "Family", "Histories", "LayerCounts", "LayerSparsity", "Method", "Moduli", "Network", "Phase"]
+__all__ += ["Reached", "Record", "Result", "Run", "SampleRow", "Samples", "Size", "Small", "Sparsity", "StageSettings"]
+__all__ += ["TimingRow", "Timings", "TrainConfig", "TrialRow", "Trials", "Verdict", "Written", "WrittenTerm", "Zeros"]
+__all__ += ["check_known", "check_writable", "keep", "read", "read_compression", "read_record", "record_path"]
+__all__ += ["respelled", "without_penalty", "write"]
 
 
 def record_path(folder: Path, run: Run) -> Path:
@@ -111,16 +86,16 @@ def read_compression(path: Path) -> Compression:
     return schema.read(path, Compression, "a run of quern compress", "go on with --resume to make it again")
 
 
-def read(folder: Path) -> Iterator[tuple[Run, Record]]:
+def read(folder: Path) -> Iterator[Record]:
     """All records of runs in a folder, in the order of their names."""
     for dataset in DATASETS:
         for family in FAMILIES:
             for path in sorted((folder / dataset).glob(f"{family}-*.json")):
-                found = read_record(path)
-                if record_path(folder, found["run"]) != path:
-                    other = found["run"].name
+                record = read_record(path)
+                if record_path(folder, record.run) != path:
+                    other = record.run.name
                     raise RecordError(f"{path} holds the record of another run, {other}: give it its name back.")
-                yield found["run"], found
+                yield record
 
 
 def check_writable(folder: Path, option: str) -> None:
@@ -131,14 +106,14 @@ def check_writable(folder: Path, option: str) -> None:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as reason:
-        said = reason.strerror or reason
-        raise RecordError(f"{folder} cannot be written to ({said}): choose another {option}.") from reason
+        wrong = reason.strerror or reason
+        raise RecordError(f"{folder} cannot be written to ({wrong}): choose another {option}.") from reason
 
 
-def write(folder: Path, run: Run, record: dict[str, Any]) -> Path:
+def write(folder: Path, record: Record) -> Path:
     """Keep the record of a run, whole or not at all."""
-    path = record_path(folder, run)
-    keep(path, json.dumps({"run": asdict(run), **record}, indent=None, separators=(",", ":")) + "\n")
+    path = record_path(folder, record.run)
+    keep(path, json.dumps(schema.to_plain(record), indent=None, separators=(",", ":")) + "\n")
     return path
 
 

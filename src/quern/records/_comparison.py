@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from quern.errors import TrainingError
-from quern.records._kinds import Answers, Chance, Network
+from quern.records._compression import Answers, Chance, Network
+from quern.records.schema import to_plain
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -97,20 +98,20 @@ class Comparison:
             ("bytes", budget.max_bytes, small.bytes),
             (f"points of {small.judged_by} accuracy lost", budget.max_drop, 100 * (dense.accuracy - small.accuracy)),
         )
-        found = [Verdict(what, float(a), float(b), b <= a) for what, a, b in most if a is not None]
+        verdicts = [Verdict(what, float(a), float(b), b <= a) for what, a, b in most if a is not None]
         if budget.min_speedup is not None:
             faster = dense.latency_ms / small.latency_ms
-            found.append(Verdict("times faster", budget.min_speedup, faster, faster >= budget.min_speedup))
-        return tuple(found)
+            verdicts.append(Verdict("times faster", budget.min_speedup, faster, faster >= budget.min_speedup))
+        return tuple(verdicts)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for records."""
         return {
-            "dense": asdict(self.dense),
-            "small": asdict(self.small),
-            "budget": [asdict(verdict) for verdict in self.verdicts()],
-            "chance": None if self.chance is None else asdict(self.chance),
-            "answers": [asdict(one) for one in self.answers],
+            "dense": to_plain(self.dense),
+            "small": to_plain(self.small),
+            "budget": to_plain(self.verdicts()),
+            "chance": to_plain(self.chance),
+            "answers": to_plain(self.answers),
         }
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
@@ -149,6 +150,6 @@ class Comparison:
         from rich.console import Console
 
         console = Console(width=100, color_system=None)
-        with console.capture() as found:
+        with console.capture() as captured:
             console.print(self)
-        return found.get().rstrip()
+        return captured.get().rstrip()

@@ -62,6 +62,9 @@ class Written:
         """The terms as plain values, for records; ``from_list`` is the reverse."""
         return [term.to_dict() for term in self.written()]
 
+    def to_plain(self) -> list[dict[str, Option]]:
+        return self.to_list()
+
     @classmethod
     def from_plain(cls, terms: Any) -> "Written":
         return WrittenPenalty(tuple(check(terms, list[WrittenTerm])))

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from quern.records._size import Size
 from quern.records.schema import Count, check
 
 if TYPE_CHECKING:
@@ -87,6 +88,17 @@ class Sparsity:
     def neurons_left(self) -> int:
         return self._sum("neurons") - self._sum("dead_neurons")
 
+    @property
+    def size(self) -> Size:
+        """The size of the network; its bytes are those of its tensors."""
+        return Size(
+            neurons=self.neurons,
+            parameters=self.parameters,
+            nonzero_parameters=self.nonzero_parameters,
+            macs=self.macs,
+            bytes=self.bytes,
+        )
+
     def within(self, whole: "Sparsity") -> "Sparsity":
         """As parts of ``whole``, the network that this one was before compaction: what was removed counts as zero."""
         mine = {layer.name: layer for layer in self.layers}
@@ -111,13 +123,15 @@ class Sparsity:
         own = asdict(self) | {name: getattr(self, name) for name in (*shares, "neurons")}
         return own | {"layers": layers, "notes": list(self.notes)}
 
+    to_plain = to_dict
+
     def to_json(self) -> str:
         return json.dumps(self.to_dict())
 
     @staticmethod
-    def from_dict(found: Any) -> "Sparsity":
+    def from_dict(values: Any) -> "Sparsity":
         """The reverse of :meth:`to_dict`; ValueError for anything else."""
-        return check(found, Sparsity)
+        return check(values, Sparsity)
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
         from rich.table import Table

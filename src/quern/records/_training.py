@@ -1,17 +1,18 @@
-"""How a training went: its phases and its result, as they are written down."""
+"""How a training is set, how it goes epoch by epoch, and what it reaches, as it is written down."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from quern.records._kinds import Epoch
 from quern.records._penalty import Written
 from quern.records._sparsity import Sparsity
-from quern.records.schema import Count, Measured, Seconds, Share, check
+from quern.records.schema import Between, Count, Measured, Seconds, Share, check, to_plain
+
+Phase = Literal["warmup", "train", "grind", "heal"]
 
 
 @dataclass(frozen=True)
 class Course:
-    """What one who reads of a training wants to know of its settings, :class:`quern.train.Settings`."""
+    """The settings of a training as they are written down; :class:`quern.train.Settings` says what they mean."""
 
     epochs: int = 20
     warmup: int = 0
@@ -19,6 +20,22 @@ class Course:
     penalty: Written | None = None
     seed: int = 0
     tol: float = 0.0
+    ramp: float = 0.5
+    batch: int = 400
+    lr: float = 2e-3
+    heal_lr: float | None = None
+    heal_dropout: bool = True
+    distill: float = 0.0
+    compact_every: int = 0
+    schedule: Literal["cosine", "constant"] = "cosine"
+    optimizer: Literal["proximal-adam", "proximal-sgd", "adam"] = "proximal-adam"
+    weight_decay: float = 0.0
+    label_smoothing: float = 0.0
+    crop: int = 0
+    flip: bool = False
+    device: str = "cpu"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    curves: bool = False
 
     @property
     def total(self) -> int:
@@ -30,6 +47,42 @@ class Course:
         parts = [(self.warmup, "to warm up"), (self.epochs, f"with {self.penalty}" if self.penalty else "")]
         parts.append((self.heal, "to heal"))
         return ", ".join(f"{count} epochs {what}".strip() for count, what in parts if count)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for records."""
+        return {name: to_plain(getattr(self, name)) for name in self.__dataclass_fields__}
+
+    to_plain = to_dict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """A line of a history. ``test_accuracy``, which nothing is chosen by, and ``compacted_neurons``, how many neurons
+    compaction would leave, are there with ``curves`` in the settings; the latter not if compaction refuses. Older
+    histories lack ``parameters``, ``images_per_second`` and ``peak_memory_mb``."""
+
+    epoch: Count
+    phase: Phase
+    loss: Annotated[float, Between(-1e9, 1e9)]
+    penalty: Measured
+    strength: Measured
+    lr: Measured
+    val_loss: Measured
+    val_accuracy: Share
+    component_sparsity: Share
+    quaternion_sparsity: Share
+    neuron_sparsity: Share
+    neurons_left: Count
+    parameters: Count | None = None
+    seconds: Seconds
+    images_per_second: Measured | None = None
+    peak_memory_mb: Measured | None = None
+    test_accuracy: Share | None = None
+    compacted_neurons: Count | None = None
+
+    def to_dict(self) -> dict[str, int | float | str]:
+        """Plain values, for files, without what there is not."""
+        return to_plain(self)
 
 
 @dataclass(frozen=True)
@@ -51,7 +104,7 @@ class Result:
         return {**tested, "val_accuracy": self.val_accuracy}
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "history": list(self.history), "sparsity": self.sparsity.to_dict()}
+        return to_plain(self)
 
     @staticmethod
     def from_dict(values: Any) -> "Result":

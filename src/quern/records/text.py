@@ -1,7 +1,6 @@
 """Times and epochs in words, for those who show a run; no torch."""
 
-from collections.abc import Mapping
-from typing import Any
+from quern.records._training import Epoch
 
 __all__ = ["clock", "summary"]
 
@@ -12,12 +11,12 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-def summary(line: Mapping[str, Any], total: int) -> str:
+def summary(line: Epoch, total: int) -> str:
     """One epoch of a history in one line."""
-    parameters = f"{line['parameters']:,} parameters  " if "parameters" in line else ""  # older histories lack them
+    parameters = "" if line.parameters is None else f"{line.parameters:,} parameters  "  # older histories lack them
     return (
-        f"epoch {line['epoch']:>{len(str(total))}}/{total} {line['phase']:<6}  loss {line['loss']:.4f}  "
-        f"val {line['val_accuracy']:.2%}  zero: components {line['component_sparsity']:.1%}, "
-        f"quaternions {line['quaternion_sparsity']:.1%}, neurons {line['neuron_sparsity']:.1%}  "
-        f"{parameters}{line['seconds']:.1f} s"
+        f"epoch {line.epoch:>{len(str(total))}}/{total} {line.phase:<6}  loss {line.loss:.4f}  "
+        f"val {line.val_accuracy:.2%}  zero: components {line.component_sparsity:.1%}, "
+        f"quaternions {line.quaternion_sparsity:.1%}, neurons {line.neuron_sparsity:.1%}  "
+        f"{parameters}{line.seconds:.1f} s"
     )

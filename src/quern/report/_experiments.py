@@ -8,13 +8,13 @@ from quern.records import DATASETS, FAMILIES
 from quern.report import _plots, _rows
 from quern.report._figures import Figure
 from quern.report._headlines import headline
-from quern.report._load import Found, load
+from quern.report._load import Records, load
 from quern.report._tables import Table
 
 __all__ = ["Page", "Section", "read_experiments"]
 
 Part = Table | Figure
-Maker = Callable[[Found, str], Part | None]
+Maker = Callable[[Records, str], Part | None]
 
 
 @dataclass(frozen=True)
@@ -44,46 +44,46 @@ class Page:
 
 def read_experiments(folder: Path) -> Page:
     """The page of all records in ``folder``."""
-    found = load(folder)
-    datasets = found.datasets() or ("mnist", "cifar10")
+    records = load(folder)
+    datasets = records.datasets() or ("mnist", "cifar10")
 
     def per_dataset(*makers: Maker) -> list[tuple[str, Part | None]]:
-        return [(DATASETS[dataset], make(found, dataset)) for dataset in datasets for make in makers]
+        return [(DATASETS[dataset], make(records, dataset)) for dataset in datasets for make in makers]
 
     parts: dict[str, list[tuple[str, Part | None]]] = {
         "table1": per_dataset(_rows.table1),
         "table2": per_dataset(_rows.table2),
         "curves": per_dataset(*(_curves(family, number) for number in (1, 2) for family in ("paper", "quern"))),
         "neurons": per_dataset(_rows.claims),
-        "compress": [("quern compress", _rows.compressed(found))],
+        "compress": [("quern compress", _rows.compressed(records))],
         "front": per_dataset(_plots.final_front),
         "tuning": per_dataset(_tuning("paper"), _tuning("quern"), _rows.tuned),
         "layers": per_dataset(_plots.layers),
         "moduli": per_dataset(_moduli("paper"), _moduli("quern")),
-        "runs": [("experiments", _rows.provenance(found)), ("experiments", _rows.sums(found))],
+        "runs": [("experiments", _rows.provenance(records)), ("experiments", _rows.sums(records))],
     }
-    return Page(tuple(FAMILIES.items()), tuple(_section(name, found, some) for name, some in parts.items()))
+    return Page(tuple(FAMILIES.items()), tuple(_section(name, records, some) for name, some in parts.items()))
 
 
 def _curves(family: str, number: int) -> Maker:
-    return lambda found, dataset: _plots.curves(found, dataset, family, number)
+    return lambda records, dataset: _plots.curves(records, dataset, family, number)
 
 
 def _tuning(family: str) -> Maker:
-    return lambda found, dataset: _plots.tuning_front(found, dataset, family)
+    return lambda records, dataset: _plots.tuning_front(records, dataset, family)
 
 
 def _moduli(family: str) -> Maker:
-    return lambda found, dataset: _plots.moduli(found, dataset, family)
+    return lambda records, dataset: _plots.moduli(records, dataset, family)
 
 
-def _section(name: str, found: Found, parts: Iterable[tuple[str, Part | None]]) -> Section:
+def _section(name: str, records: Records, parts: Iterable[tuple[str, Part | None]]) -> Section:
     parts = list(parts)
     there = {of for of, part in parts if part is not None}
     missing = dict.fromkeys(of for of, _ in parts if of not in there)
     title, text = _HEADINGS[name]
     shown = tuple(part for _, part in parts if part is not None)
-    return Section(name, title, headline(name, found), text, shown, tuple(missing))
+    return Section(name, title, headline(name, records), text, shown, tuple(missing))
 
 
 # Of every section, its title and what it shows.

@@ -8,14 +8,16 @@ from quern.records import (
     DATASETS,
     FAMILIES,
     METHODS,
+    Deployed,
     Epoch,
     LayerCounts,
     Moduli,
     Network,
     Record,
     Run,
-    Sizes,
+    TimingRow,
     Timings,
+    TrialRow,
     Trials,
     read,
     read_compression,
@@ -23,34 +25,15 @@ from quern.records import (
 )
 from quern.records.schema import visible
 
-__all__ = ["Compressed", "Found", "Group", "Line", "Outcome", "Size", "Timing", "Trial", "load"]
-
-
-@dataclass(frozen=True)
-class Line:
-    """One epoch; shares from 0 to 1."""
-
-    phase: str
-    component: float
-    quaternion: float
-    neuron: float
-    val_accuracy: float
-
-
-@dataclass(frozen=True)
-class Size:
-    neurons: int
-    parameters: int
-    bytes: int
-    latency_ms: float | None
-    memory: float | None
+__all__ = ["Compressed", "Group", "Outcome", "Records", "load"]
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What a run came to. ``cut_accuracy`` is the test accuracy with all that counts as zero set to zero. Quaternions
     are zero by their modulus, but for the ``history`` of older records, where it is by their four components
-    (``curves_by_modulus`` is False)."""
+    (``curves_by_modulus`` is False). Dead neurons in ``history`` and ``layers`` are those that compaction removes, but
+    for older records (``dead_by_compaction`` is False)."""
 
     run: Run
     strength: float | None
@@ -59,12 +42,13 @@ class Outcome:
     component: float
     quaternion: float
     curves_by_modulus: bool
+    dead_by_compaction: bool
     nonzero_parameters: int
-    history: tuple[Line, ...]
+    history: tuple[Epoch, ...]
     layers: tuple[LayerCounts, ...]
     moduli: Moduli
-    dense: Size
-    small: Size
+    dense: Deployed
+    small: Deployed
     seconds: float
     environment: tuple[tuple[str, str], ...]
     sums: tuple[tuple[str, str], ...]
@@ -83,29 +67,6 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Timing:
-    """What a step of training costs with a penalty; ``ratio`` is to that without any."""
-
-    family: str
-    method: str
-    median_ms: float
-    ratio: float
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One λ that was tried, and what it gave on the validation images; ``strength`` is None without penalty."""
-
-    family: str
-    method: str
-    strength: float | None
-    val_accuracy: float
-    quaternion: float
-    nonzero_parameters: int
-    chosen: bool
-
-
-@dataclass(frozen=True)
 class Compressed:
     """A run of ``quern compress``."""
 
@@ -117,12 +78,12 @@ class Compressed:
 
 
 @dataclass(frozen=True)
-class Found:
+class Records:
     """All that a folder holds. ``timings`` and ``trials`` are by data set."""
 
     groups: tuple[Group, ...]
-    timings: dict[str, tuple[Timing, ...]]
-    trials: dict[str, tuple[Trial, ...]]
+    timings: dict[str, tuple[TimingRow, ...]]
+    trials: dict[str, tuple[TrialRow, ...]]
     compressed: tuple[Compressed, ...]
 
     def group(self, dataset: str, family: str, method: str) -> Group | None:
@@ -135,9 +96,9 @@ class Found:
         return tuple(dataset for dataset in DATASETS if dataset in known)
 
 
-def load(folder: Path) -> Found:
+def load(folder: Path) -> Records:
     """Read all records in a folder."""
-    outcomes = [_outcome(run, record) for run, record in read(folder)]
+    outcomes = [_outcome(record) for record in read(folder)]
     timings, trials = {}, {}
     for dataset in DATASETS:
         if (path := folder / dataset / "table2.json").exists():
@@ -145,11 +106,11 @@ def load(folder: Path) -> Found:
         if (path := folder / dataset / "tuning.json").exists():
             trials[dataset] = _trials(path)
     compressed = tuple(_compressed(path) for path in sorted(folder.glob("*/record.json")))
-    found = Found(_groups(outcomes), timings, trials, compressed)
-    if not (found.groups or timings or trials or compressed):
-        said = "make some with quern reproduce, or give the folder of a run of quern compress"
-        raise RecordError(f"{folder} holds no records: {said}.")
-    return found
+    records = Records(_groups(outcomes), timings, trials, compressed)
+    if not (records.groups or timings or trials or compressed):
+        remedy = "make some with quern reproduce, or give the folder of a run of quern compress"
+        raise RecordError(f"{folder} holds no records: {remedy}.")
+    return records
 
 
 def _groups(outcomes: list[Outcome]) -> tuple[Group, ...]:
@@ -158,9 +119,9 @@ def _groups(outcomes: list[Outcome]) -> tuple[Group, ...]:
     for outcome in outcomes:
         rows.setdefault((outcome.run.dataset, outcome.run.family, outcome.run.method), []).append(outcome)
     groups = []
-    for key, found in rows.items():
-        epochs = max(outcome.run.epochs for outcome in found)
-        runs = sorted((o for o in found if o.run.epochs == epochs), key=lambda outcome: outcome.run.seed)
+    for key, same in rows.items():
+        epochs = max(outcome.run.epochs for outcome in same)
+        runs = sorted((o for o in same if o.run.epochs == epochs), key=lambda outcome: outcome.run.seed)
         strengths = sorted({o.strength for o in runs if o.strength is not None})
         if len(strengths) > 1:
             raise RecordError(
@@ -168,66 +129,43 @@ def _groups(outcomes: list[Outcome]) -> tuple[Group, ...]:
                 f"({', '.join(f'{strength:g}' for strength in strengths)}), so there is no mean of them: "
                 "run quern reproduce for all seeds again, or remove the records of one λ."
             )
-        groups.append(Group(*key, epochs, tuple(runs), len(found) - len(runs)))
+        groups.append(Group(*key, epochs, tuple(runs), len(same) - len(runs)))
     order = {name: n for n, name in enumerate((*DATASETS, *FAMILIES, *METHODS))}
     return tuple(sorted(groups, key=lambda g: (order[g.dataset], order[g.family], list(METHODS).index(g.method))))
 
 
-def _outcome(run: Run, record: Record) -> Outcome:
-    result, small = record["result"], record["small"]
-    sparsity, quaternion = result["sparsity"], result["sparsity"]["quaternion_sparsity"]
-    by_modulus = sparsity["tol"] == 0 or record.get("zeros_by") == "modulus"
-    if not by_modulus and (share := record["moduli"].share_up_to(sparsity["tol"])) is not None:
+def _outcome(record: Record) -> Outcome:
+    sparsity, quaternion = record.result.sparsity, record.result.sparsity.quaternion_sparsity
+    by_modulus = sparsity.tol == 0 or record.zeros_by == "modulus"
+    if not by_modulus and (share := record.moduli.share_up_to(sparsity.tol)) is not None:
         quaternion = share
     return Outcome(
-        run=run,
-        strength=record["lambda"],
-        test_accuracy=result["test_accuracy"],
-        cut_accuracy=small["test_accuracy"],
-        component=sparsity["component_sparsity"],
+        run=record.run,
+        strength=record.weight,
+        test_accuracy=record.result.test_accuracy,
+        cut_accuracy=record.small.test_accuracy,
+        component=sparsity.component_sparsity,
         quaternion=quaternion,
         curves_by_modulus=by_modulus,
-        nonzero_parameters=sparsity["nonzero_parameters"],
-        history=tuple(_line(line) for line in record["history"]),
-        layers=tuple(sparsity["layers"]),
-        moduli=record["moduli"],
-        dense=_size(record["dense"]),
-        small=_size(small),
-        seconds=result["seconds"],
-        environment=tuple((name, str(value)) for name, value in record["environment"].items()),
-        sums=tuple((visible(name), digest) for name, digest in record["sums"].items()),
+        dead_by_compaction=record.dead_by == "compaction",
+        nonzero_parameters=sparsity.nonzero_parameters,
+        history=record.history,
+        layers=sparsity.layers,
+        moduli=record.moduli,
+        dense=record.dense,
+        small=record.small,
+        seconds=record.result.seconds,
+        environment=tuple((name, str(value)) for name, value in record.environment.items()),
+        sums=tuple((visible(name), digest) for name, digest in record.sums.items()),
     )
 
 
-def _line(line: Epoch) -> Line:
-    shares = (line["component_sparsity"], line["quaternion_sparsity"], line["neuron_sparsity"])
-    return Line(line["phase"], *shares, line["val_accuracy"])
+def _timings(path: Path) -> tuple[TimingRow, ...]:
+    return schema.read(path, Timings, "times of training steps", "run quern reproduce table2 again").rows
 
 
-def _size(size: Sizes) -> Size:
-    counts = (size["neurons"], size["parameters"], size["bytes"])
-    return Size(*counts, size.get("latency_ms"), size.get("memory"))
-
-
-def _timings(path: Path) -> tuple[Timing, ...]:
-    found = schema.read(path, Timings, "times of training steps", "run quern reproduce table2 again")
-    return tuple(Timing(row["family"], row["method"], row["median_ms"], row["ratio"]) for row in found["rows"])
-
-
-def _trials(path: Path) -> tuple[Trial, ...]:
-    found = schema.read(path, Trials, "a search for λ", "run quern tune again")
-    return tuple(
-        Trial(
-            family=row["family"],
-            method=row["method"],
-            strength=row["lambda"],
-            val_accuracy=row["val_accuracy"],
-            quaternion=row["quaternion_sparsity"],
-            nonzero_parameters=row["nonzero_parameters"],
-            chosen=row["chosen"],
-        )
-        for row in found["trials"]
-    )
+def _trials(path: Path) -> tuple[TrialRow, ...]:
+    return schema.read(path, Trials, "a search for λ", "run quern tune again").trials
 
 
 def _compressed(path: Path) -> Compressed:

@@ -3,26 +3,26 @@
 import statistics
 from collections.abc import Iterable
 
-from quern.records import DATASETS, FIGURE2, METHODS, PAPER, TABLE1, without_penalty
-from quern.report._figures import Bar, Bars, Curves, Dots, Figure, Line, Panel, Scatter, Spread, Spreads
-from quern.report._load import Found, Group, Trial
+from quern.records import DATASETS, FIGURE2, METHODS, PAPER, TABLE1, TrialRow, without_penalty
+from quern.report._figures import OLDER_DEAD, Bar, Bars, Curves, Dots, Figure, Line, Panel, Scatter, Spread, Spreads
+from quern.report._load import Group, Records
 from quern.report._rows import OURS
 from quern.report._tables import mean
 
 __all__ = ["curves", "final_front", "layers", "moduli", "pareto", "tuning_front"]
 
 _SHOWN = {
-    "component": "Component sparsity",
-    "quaternion": "Quaternion sparsity",
-    "neuron": "Neuron sparsity",
+    "component_sparsity": "Component sparsity",
+    "quaternion_sparsity": "Quaternion sparsity",
+    "neuron_sparsity": "Neuron sparsity",
     "val_accuracy": "Validation accuracy",
 }
 
 
-def curves(found: Found, dataset: str, family: str, number: int) -> Figure | None:
+def curves(records: Records, dataset: str, family: str, number: int) -> Figure | None:
     """Figure 1 or 2 of the paper: shares epoch by epoch, a line per method, the mean of its seeds with ± deviation."""
-    methods, what = (TABLE1, ("component", "quaternion")) if number == 1 else (FIGURE2, tuple(_SHOWN))
-    groups = [group for method in methods if (group := found.group(dataset, family, method))]
+    methods, what = (TABLE1, ("component_sparsity", "quaternion_sparsity")) if number == 1 else (FIGURE2, tuple(_SHOWN))
+    groups = [group for method in methods if (group := records.group(dataset, family, method))]
     if not groups or (number == 2 and all(group.method == "rq" for group in groups)):
         return None
     alike = len({group.epochs for group in groups}) == 1
@@ -31,7 +31,7 @@ def curves(found: Found, dataset: str, family: str, number: int) -> Figure | Non
         Curves(_SHOWN[key], "epoch", "%", tuple(_line(group, key) for group in groups), phases) for key in what
     )
     caption = "Mean over seeds, bands are ± one standard deviation."
-    missing = [METHODS[method] for method in methods if not found.group(dataset, family, method)]
+    missing = [METHODS[method] for method in methods if not records.group(dataset, family, method)]
     if not alike:
         caption += f" Epochs: {', '.join(f'{METHODS[group.method]} {group.epochs}' for group in groups)}."
     if missing:
@@ -40,8 +40,15 @@ def curves(found: Found, dataset: str, family: str, number: int) -> Figure | Non
         caption += (
             " Here a quaternion counts as zero when its four components do; in the tables, when its modulus does."
         )
+    if number == 2 and not _by_compaction(groups):
+        caption += f" {OLDER_DEAD}"
     title = f"Figure {number}, {DATASETS[dataset]}, {OURS[family]}"
     return Figure(f"figure{number}-{dataset}-{family}", title, caption, panels)
+
+
+def _by_compaction(groups: Iterable[Group]) -> bool:
+    """Whether dead neurons are what compaction removes, in all records."""
+    return all(run.dead_by_compaction for group in groups for run in group.runs)
 
 
 def _line(group: Group, key: str) -> Line:
@@ -71,9 +78,9 @@ def pareto(points: Iterable[tuple[float, float]], fewer: bool = False) -> tuple[
 SHOWN = 0.12  # of accuracy below the best: networks that learned nothing would leave no room for the others
 
 
-def tuning_front(found: Found, dataset: str, family: str) -> Figure | None:
+def tuning_front(records: Records, dataset: str, family: str) -> Figure | None:
     """All λ that were tried, with the front of every method."""
-    every = [trial for trial in found.trials.get(dataset, ()) if trial.family == family]
+    every = [trial for trial in records.trials.get(dataset, ()) if trial.family == family]
     if not every:
         return None
     floor = max(trial.val_accuracy for trial in every) - SHOWN
@@ -94,9 +101,10 @@ def tuning_front(found: Found, dataset: str, family: str) -> Figure | None:
     return Figure(f"tuning-{dataset}-{family}", f"{DATASETS[dataset]}, {OURS[family]}", caption, tuple(panels))
 
 
-def _tried(method: str, trials: list[Trial], counts: bool) -> Dots:
-    def point(trial: Trial) -> tuple[float, float]:
-        return float(max(1, trial.nonzero_parameters)) if counts else 100 * trial.quaternion, 100 * trial.val_accuracy
+def _tried(method: str, trials: list[TrialRow], counts: bool) -> Dots:
+    def point(trial: TrialRow) -> tuple[float, float]:
+        x = float(max(1, trial.nonzero_parameters)) if counts else 100 * trial.quaternion_sparsity
+        return x, 100 * trial.val_accuracy
 
     points = tuple(map(point, trials))
     chosen = tuple(point(trial) for trial in trials if trial.chosen)
@@ -109,9 +117,9 @@ def _panel(dots: tuple[Dots, ...], y_label: str, counts: bool) -> Scatter:
     return Scatter("Accuracy against zero quaternions", "quaternion sparsity, %", y_label, dots)
 
 
-def final_front(found: Found, dataset: str) -> Figure | None:
+def final_front(records: Records, dataset: str) -> Figure | None:
     """The means of all methods in both families, next to what the paper printed."""
-    groups = [group for group in found.groups if group.dataset == dataset and group.family != "real"]
+    groups = [group for group in records.groups if group.dataset == dataset and group.family != "real"]
     if not groups:
         return None
     panels = []
@@ -141,18 +149,20 @@ def _printed(dataset: str) -> list[Dots]:
     return [Dots(METHODS[method], method, (point,), source="the paper") for method, point in points.items()]
 
 
-def layers(found: Found, dataset: str) -> Figure | None:
+def layers(records: Records, dataset: str) -> Figure | None:
     """What is left of every layer, a panel per method; means over the seeds of the family quern."""
-    groups = _with_penalty(found, dataset, "quern")
+    groups = _with_penalty(records, dataset, "quern")
     panels = tuple(Bars(METHODS[group.method], bars) for group in groups if (bars := _bars(group)))
     if not panels:
         return None
     caption = "Quaternions and neurons left in every layer, means over the seeds of the family quern."
+    if not _by_compaction(groups):
+        caption += f" {OLDER_DEAD}"
     return Figure(f"layers-{dataset}", DATASETS[dataset], caption, panels)
 
 
-def _with_penalty(found: Found, dataset: str, family: str) -> list[Group]:
-    groups = [group for group in found.groups if (group.dataset, group.family) == (dataset, family)]
+def _with_penalty(records: Records, dataset: str, family: str) -> list[Group]:
+    groups = [group for group in records.groups if (group.dataset, group.family) == (dataset, family)]
     return [group for group in groups if group.method != without_penalty(group.method)]
 
 
@@ -160,18 +170,18 @@ def _bars(group: Group) -> tuple[Bar, ...]:
     bars = []
     for same in zip(*(run.layers for run in group.runs), strict=False):
         one = same[0]
-        quaternions = mean([layer["quaternions"] - layer["zero_quaternions"] for layer in same])
-        neurons = mean([layer["neurons"] - layer["dead_neurons"] for layer in same])
-        label = f"{one['name']} {one['kind']}"
-        bars.append(Bar(label, (quaternions, one["quaternions"]), (neurons, one["neurons"])))
+        quaternions = mean([layer.quaternions - layer.zero_quaternions for layer in same])
+        neurons = mean([layer.neurons - layer.dead_neurons for layer in same])
+        label = f"{one.name} {one.kind}"
+        bars.append(Bar(label, (quaternions, one.quaternions), (neurons, one.neurons)))
     return tuple(bars)
 
 
-def moduli(found: Found, dataset: str, family: str) -> Figure | None:
+def moduli(records: Records, dataset: str, family: str) -> Figure | None:
     """How |w| is spread without a penalty and with each, a panel per method."""
     panels = []
-    for group in _with_penalty(found, dataset, family):
-        before = found.group(dataset, family, without_penalty(group.method))
+    for group in _with_penalty(records, dataset, family):
+        before = records.group(dataset, family, without_penalty(group.method))
         edges = group.runs[0].moduli.edges
         if before and all(run.moduli.edges == edges for run in (*before.runs, *group.runs)):
             pair = (_spread(before, "without penalty", "none"), _spread(group, "with penalty", "second"))

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from quern.records import DATASETS, FAMILIES, METHODS, NEURONS, PAPER, TABLE1
-from quern.report._load import Compressed, Found, Group, Trial
+from quern.records import DATASETS, FAMILIES, METHODS, NEURONS, PAPER, TABLE1, TrialRow
+from quern.report._load import Compressed, Group, Records
 from quern.report._tables import NONE, Cell, Table, counted, judged, marked, mean, measured, number, ratio, word
 
 __all__ = ["OURS", "claims", "compressed", "provenance", "sums", "table1", "table2", "tuned"]
@@ -12,19 +12,19 @@ OURS = {"paper": "paper's way", "quern": "quern", "real": "real-valued"}
 SLOWEST = 1.10  # a step with R_Q or R_QL may take so many times that of one without
 
 
-def table1(found: Found, dataset: str) -> Table | None:
+def table1(records: Records, dataset: str) -> Table | None:
     """Accuracy and sparsity of every method: the paper's, and ours in both families."""
     rows: list[tuple[Cell, ...]] = []
     printed = PAPER.get(dataset)
     for method in TABLE1:
-        ours = [group for family in ("paper", "quern") if (group := found.group(dataset, family, method))]
+        ours = [group for family in ("paper", "quern") if (group := records.group(dataset, family, method))]
         if ours and printed:
             cells = (number(printed[what][method]) for what in _SHARES)
             rows.append((word(METHODS[method]), word("the paper"), *cells, *_blank(2), *_REPETITIONS[dataset]))
         rows += [_row1(group) for group in ours]
     if not rows:
         return None
-    if real := found.group(dataset, "real", "none"):
+    if real := records.group(dataset, "real", "none"):
         rows.append(_real(real))
     columns = ("method", "from", "test accuracy, %", "component sparsity, %", "quaternion sparsity, %")
     columns += ("accuracy with zeros cut, %", "beats the paper", "runs", "epochs")
@@ -38,7 +38,7 @@ def table1(found: Found, dataset: str) -> Table | None:
             "▲ above the paper's mean, = equal to it, ▼ below it, both as printed. A row beats the paper (✓) only when "
             "its means of accuracy and of quaternion sparsity are both at least the paper's."
         )
-    shown = [group for group in found.groups if group.dataset == dataset and group.method in TABLE1]
+    shown = [group for group in records.groups if group.dataset == dataset and group.method in TABLE1]
     if rest := ", ".join(f"{g.left_out} of {OURS[g.family]} {METHODS[g.method]}" for g in shown if g.left_out):
         notes.append(f"Of runs with different numbers of epochs the longest count; left out are {rest}.")
     return Table(f"table1-{dataset}", f"Table 1, {DATASETS[dataset]}", columns, tuple(rows), tuple(notes))
@@ -85,9 +85,9 @@ def _real(group: Group) -> tuple[Cell, ...]:
     return (*_who(group), accuracy, NONE, NONE, cut, word(""), *_runs(group))
 
 
-def table2(found: Found, dataset: str) -> Table | None:
+def table2(records: Records, dataset: str) -> Table | None:
     """What a penalty costs in time, as a ratio to training without one."""
-    timings = {(timing.family, timing.method): timing for timing in found.timings.get(dataset, ())}
+    timings = {(timing.family, timing.method): timing for timing in records.timings.get(dataset, ())}
     printed = PAPER.get(dataset, {}).get("seconds")
     rows = []
     for method in TABLE1:
@@ -115,17 +115,16 @@ def _bounded(value: float, method: str) -> Cell:
     return judged(number(value), value <= SLOWEST) if method in ("rq", "rql") else number(value)
 
 
-def claims(found: Found, dataset: str) -> Table | None:
+def claims(records: Records, dataset: str) -> Table | None:
     """Networks that lost whole neurons, next to what the paper claims of its CIFAR-10 network."""
-    groups = [
-        group for method in NEURONS for family in ("paper", "quern") if (group := found.group(dataset, family, method))
-    ]
+    pairs = [(family, method) for method in NEURONS for family in ("paper", "quern")]
+    groups = [group for pair in pairs if (group := records.group(dataset, *pair))]
     if not groups:
         return None
     claimed = dataset == "cifar10"
     rows = []
     for group in groups:
-        none = found.group(dataset, group.family, "none")
+        none = records.group(dataset, group.family, "none")
         if none is not None and none.epochs != group.epochs:  # they cannot be compared
             none = None
         rows.append(_claim(group, none, claimed and group.method == "gamma-bn"))
@@ -193,12 +192,12 @@ def _points(mine: Cell, other: Cell) -> Cell:
     return Cell(f"{points:+.2f}", points)
 
 
-def compressed(found: Found) -> Table | None:
+def compressed(records: Records) -> Table | None:
     """The records of ``quern compress``."""
-    if not found.compressed:
+    if not records.compressed:
         return None
     columns = ("run", "data", "neurons", "parameters", "test accuracy, %", "file smaller", "faster", "command")
-    rows = tuple(_compressed(one) for one in found.compressed)
+    rows = tuple(_compressed(one) for one in records.compressed)
     notes = ("Dense → compacted. Faster: onnxruntime, one image, one thread.",)
     return Table("compress", "Runs of quern compress", columns, rows, notes)
 
@@ -217,9 +216,9 @@ def _compressed(one: Compressed) -> tuple[Cell, ...]:
     )
 
 
-def tuned(found: Found, dataset: str) -> Table | None:
+def tuned(records: Records, dataset: str) -> Table | None:
     """The λ that were chosen, and what they gave while searching."""
-    trials = found.trials.get(dataset, ())
+    trials = records.trials.get(dataset, ())
     chosen = [trial for trial in trials if trial.chosen]
     if not chosen:
         return None
@@ -238,25 +237,25 @@ def tuned(found: Found, dataset: str) -> Table | None:
     return Table(f"lambdas-{dataset}", f"Weights of the penalties, {DATASETS[dataset]}", columns, rows)
 
 
-def _same(one: Trial, other: Trial) -> bool:
+def _same(one: TrialRow, other: TrialRow) -> bool:
     return (one.family, one.method) == (other.family, other.method)
 
 
-def _tuned(trial: Trial, tried: int) -> tuple[Cell, ...]:
-    shares = (number(100 * trial.val_accuracy), number(100 * trial.quaternion))
-    strength = NONE if trial.strength is None else Cell(f"{trial.strength:.4g}", trial.strength)
+def _tuned(trial: TrialRow, tried: int) -> tuple[Cell, ...]:
+    shares = (number(100 * trial.val_accuracy), number(100 * trial.quaternion_sparsity))
+    strength = NONE if trial.weight is None else Cell(f"{trial.weight:.4g}", trial.weight)
     who = (word(METHODS[trial.method]), word(OURS[trial.family]))
     return (*who, counted(tried), strength, *shares, counted(trial.nonzero_parameters))
 
 
-def provenance(found: Found) -> Table | None:
+def provenance(records: Records) -> Table | None:
     """All runs that the report is made from."""
-    if not found.groups:
+    if not records.groups:
         return None
     columns = ("data", "family", "method", "λ", "epochs", "seeds", "commit", "torch", "processor", "hours")
-    rows = tuple(_origin(group) for group in found.groups)
+    rows = tuple(_origin(group) for group in records.groups)
     notes = tuple(
-        f"Family {name}: {what}." for name, what in FAMILIES.items() if name in {g.family for g in found.groups}
+        f"Family {name}: {what}." for name, what in FAMILIES.items() if name in {g.family for g in records.groups}
     )
     return Table("runs", "Runs", columns, rows, notes)
 
@@ -285,9 +284,9 @@ def _short(commit: str) -> str:
     return commit[:10] + ("+" if commit.endswith("+") else "")
 
 
-def sums(found: Found) -> Table | None:
+def sums(records: Records) -> Table | None:
     """The SHA-256 of the data the runs saw."""
-    seen = dict.fromkeys((g.dataset, *pair) for g in found.groups for run in g.runs for pair in run.sums)
+    seen = dict.fromkeys((g.dataset, *pair) for g in records.groups for run in g.runs for pair in run.sums)
     if not seen:
         return None
     rows = tuple((word(DATASETS[dataset]), word(name), word(digest)) for dataset, name, digest in seen)

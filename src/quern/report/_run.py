@@ -18,7 +18,7 @@ from quern.records import (
     schema,
 )
 from quern.records.schema import visible
-from quern.report._figures import Curves, Figure, Line
+from quern.report._figures import OLDER_DEAD, Curves, Figure, Line
 from quern.report._tables import Cell, Table, amount, counted, number, ratio, word
 
 __all__ = ["RunPage", "read_run"]
@@ -124,7 +124,7 @@ def read_run(folder: Path) -> RunPage:
             Limit(a["what"], amount(a["limit"]), amount(a["value"]), a["met"]) for a in record.get("budget", ())
         ),
         layers=tuple(Layer(**layer) for layer in record["layers"]),
-        curves=_curves(record["history"], dense),
+        curves=_curves(record["history"], dense, record.get("dead_by")),
         choice="Up to six test images of each kind, evenly spaced in the order of the test images." if total else "",
         samples=_samples(folder / "samples.json", total),
         command=None if command is None else visible(command),
@@ -204,10 +204,10 @@ def _summary(dense: Network, small: Network, total: Answers | None) -> str:
     )
 
 
-def _curves(history: Histories, dense: Network) -> Figure | None:
+def _curves(history: Histories, dense: Network, dead_by: str | None) -> Figure | None:
     """Accuracy, size and loss over all epochs, those of the dense network first; None without any epoch."""
     lines: list[tuple[str, Epoch]] = [("dense", line) for line in history["dense"]] + [
-        (line["phase"], line) for line in history["small"]
+        (line.phase, line) for line in history["small"]
     ]
     if not lines:
         return None
@@ -216,15 +216,16 @@ def _curves(history: Histories, dense: Network) -> Figure | None:
     phases = tuple((x[n], name) for n, name in enumerate(names) if not n or names[n - 1] != name)
 
     def curve(label: str, style: str, key: str, times: float = 1.0) -> Line:
-        return Line(label, style, x, tuple(times * float(line[key]) for _, line in lines))
+        return Line(label, style, x, tuple(times * float(getattr(line, key)) for _, line in lines))
 
     left = [curve("neurons", "first", "neurons_left", 100 / max(1, dense.neurons))]
-    if all("parameters" in line for _, line in lines):
+    if all(line.parameters is not None for _, line in lines):
         left.append(curve("parameters", "second", "parameters", 100 / max(1, dense.parameters)))
+    caption = "The dense network is trained, then ground under the penalty, then what is left heals without it."
     return Figure(
         "curves",
         "Epoch by epoch",
-        "The dense network is trained, then ground under the penalty, then what is left heals without it.",
+        caption if dead_by else f"{caption} {OLDER_DEAD}",
         (
             Curves("Validation accuracy", "epoch", "%", (curve("accuracy", "first", "val_accuracy", 100.0),), phases),
             Curves("Left of the dense network", "epoch", "%", tuple(left), phases),

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from quern._files import claimed, sweep, write_text
 from quern.errors import TrainingError
+from quern.records import Epoch
+from quern.records.schema import to_plain
 from quern.train import checkpoint
 from quern.train._resume import State
 
@@ -58,21 +60,21 @@ class Files:
                     write_text(path, json.dumps(self.about, indent=1))
             yield
 
-    def save(self, name: str, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    def save(self, name: str, tensors: dict[str, Tensor], state: State) -> None:
         """Write the checkpoint of that name."""
         if self.writes:
             with self.writing(f"{name}.safetensors") as path:
-                checkpoint.save(path, tensors, state)
+                checkpoint.save(path, tensors, to_plain(state))
 
     def load(self, name: str) -> tuple[dict[str, Tensor], State]:
         """The checkpoint of that name, checked as far as it can be without the training."""
         assert self.folder is not None
         return checkpoint.load(self.folder / f"{name}.safetensors", State)
 
-    def write_history(self, lines: Sequence[dict[str, Any]]) -> None:
+    def write_history(self, lines: Sequence[Epoch]) -> None:
         if self.writes:
             with self.writing("history.jsonl") as path:
-                write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+                write_text(path, "".join(json.dumps(line.to_dict()) + "\n" for line in lines))
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:

@@ -7,7 +7,8 @@ from torch import nn
 
 from quern.compact import Plan
 from quern.optim import ProximalAdam, ProximalSGD
-from quern.train._settings import Phase, Settings
+from quern.records import Epoch, Phase
+from quern.train._settings import Settings
 
 __all__ = ["Grinding", "Steer", "Watcher"]
 
@@ -18,7 +19,7 @@ class Watcher(Protocol):
 
     def start(self, settings: Settings, epoch: int, steps: int) -> None: ...
     def step(self, epoch: int, phase: Phase, step: int, steps: int, loss: float) -> None: ...
-    def epoch(self, line: dict[str, Any]) -> None: ...
+    def epoch(self, line: Epoch) -> None: ...
     def end(self) -> None: ...
 
 

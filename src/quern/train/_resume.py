@@ -1,6 +1,7 @@
 """What a checkpoint holds, and whether it is of this training, down to the last tensor."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from quern.io.tensorfile import CHANNELS, spread
 from quern.optim import ProximalAdam, ProximalSGD
-from quern.records import Epoch
+from quern.records import Course, Epoch
 from quern.records.schema import Between, Count, Positive, Seconds, Share, short
 from quern.train._settings import Settings
 
@@ -16,25 +17,29 @@ __all__ = ["State", "check_frozen", "check_network", "check_place", "moved", "op
 __all__ += ["restore_optimizer"]
 
 
-class Best(TypedDict):
+@dataclass(frozen=True)
+class Best:
     """The best epoch so far."""
 
     epoch: Count
     val_accuracy: Share
 
 
-class Path(TypedDict):
+class PathState(TypedDict):
     """The path that keeps the network alive under a proximal optimizer."""
 
     groups: dict[str, list[Count]] | None
     held: bool
 
 
-class State(TypedDict):
-    """All that a training is besides its tensors. ``epoch`` and ``step`` are the next ones to do; ``moved`` are the
-    numbers of the parameters that the optimizer has a state for."""
+@dataclass
+class State:
+    """All that a training is besides its tensors, as it goes on. ``epoch`` and ``step`` are the next ones to do;
+    ``loss``, ``seconds`` and ``images`` are of this epoch so far; ``plan`` is what was removed from the network;
+    ``strength``, ``steered`` and ``enough`` are where the steering of λ is. The optimizer has ``costs`` and a ``path``;
+    ``moved`` are the numbers of the parameters that it has a state for."""
 
-    settings: dict[str, Any]
+    settings: Course
     processes: Count
     epoch: Count
     step: Count
@@ -48,28 +53,32 @@ class State(TypedDict):
     steered: dict[str, Any]
     enough: bool
     costs: dict[str, Positive]
-    path: Path | None
+    path: PathState | None
     moved: list[Count]
+
+    @staticmethod
+    def at_first(settings: Course, processes: int) -> "State":
+        return State(settings, processes, 0, 0, 0.0, 0.0, 0.0, [], None, None, 0.0, {}, False, {}, None, [])
 
 
 def check_place(state: State, settings: Settings, steps: int) -> None:
     """ValueError unless the state is one that a training with these settings, of ``steps`` an epoch, can be in."""
-    wrong = next((said for holds, said in _rules(state, settings, steps) if not holds), None)
+    wrong = next((sentence for holds, sentence in _rules(state, settings, steps) if not holds), None)
     if wrong:
         raise ValueError(wrong)
 
 
 def _rules(state: State, settings: Settings, steps: int) -> Iterator[tuple[bool, str]]:
-    epoch, step, history, best = state["epoch"], state["step"], state["history"], state["best"]
+    epoch, step, history, best = state.epoch, state.step, state.history, state.best
     yield epoch <= settings.total, f"epoch {epoch} of {settings.total}"
     yield step <= (steps if epoch < settings.total else 0), f"step {step} of {steps} in epoch {epoch + 1}"
     yield len(history) == epoch, f"{len(history)} lines of history for {epoch} epochs"
     wanted = [(n + 1, settings.phase(n)[0]) for n in range(len(history))]
-    yield [(line["epoch"], line["phase"]) for line in history] == wanted, "lines of history of other epochs"
+    yield [(line.epoch, line.phase) for line in history] == wanted, "lines of history of other epochs"
     yield (best is None) == (epoch == 0), "a best epoch without any, or none"
-    yield best is None or 1 <= best["epoch"] <= epoch, "a best epoch that was not yet"
-    yield not step or (state["seconds"] > 0 and state["images"] > 0), "steps that took no time"
-    yield spread(state["plan"]) <= CHANNELS, f"plans of more than {CHANNELS:,} channels"
+    yield best is None or 1 <= best.epoch <= epoch, "a best epoch that was not yet"
+    yield not step or (state.seconds > 0 and state.images > 0), "steps that took no time"
+    yield spread(state.plan) <= CHANNELS, f"plans of more than {CHANNELS:,} channels"
 
 
 def check_network(tensors: dict[str, Tensor], network: nn.Module) -> None:
@@ -95,8 +104,8 @@ def check_frozen(masks: dict[str, Tensor], network: nn.Module) -> None:
 
 def _check_tensor(name: str, value: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
     if value.shape != shape or value.dtype != dtype:
-        found, wanted = f"{value.dtype} {tuple(value.shape)}", f"{dtype} {tuple(shape)}"
-        raise ValueError(f"{short(name)} is {found}, but should be {wanted}")
+        given, wanted = f"{value.dtype} {tuple(value.shape)}", f"{dtype} {tuple(shape)}"
+        raise ValueError(f"{short(name)} is {given}, but should be {wanted}")
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -2,18 +2,16 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from quern.errors import TrainingError
 from quern.optim import ramp
 from quern.penalties import Penalty
-from quern.records import Course
+from quern.records import Course, Phase
 from quern.records.schema import check
-
-Phase = Literal["warmup", "train", "grind", "heal"]
 
 
 @dataclass(frozen=True)
@@ -36,25 +34,9 @@ class Settings(Course):
     """
 
     penalty: Penalty | None = None
-    ramp: float = 0.5
-    batch: int = 400
-    lr: float = 2e-3
-    heal_lr: float | None = None
-    heal_dropout: bool = True
-    distill: float = 0.0
-    compact_every: int = 0
-    schedule: Literal["cosine", "constant"] = "cosine"
-    optimizer: Literal["proximal-adam", "proximal-sgd", "adam"] = "proximal-adam"
-    weight_decay: float = 0.0
-    label_smoothing: float = 0.0
-    crop: int = 0
-    flip: bool = False
-    device: str = "cpu"
-    precision: Literal["float32", "bfloat16"] = "float32"
-    curves: bool = False
 
     def __post_init__(self) -> None:
-        wrong = next((said for holds, said in self._rules() if not holds), None)
+        wrong = next((sentence for holds, sentence in self._rules() if not holds), None)
         if wrong:
             raise TrainingError(f"{wrong}.")
 
@@ -116,19 +98,15 @@ class Settings(Course):
         phase, place, _ = self.phase(epoch)
         return ramp(place * steps + step + 1, round(self.ramp * self.epochs * steps)) if phase == "grind" else 0.0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for records."""
-        return {**asdict(self), "penalty": self.penalty.to_list() if self.penalty else None}
-
     @staticmethod
     def from_dict(values: Any, path: Path | None = None) -> "Settings":
         """The reverse of :meth:`to_dict`; one sentence for anything else, about the file ``path`` they stand in."""
         try:
             return check(values, Settings)
         except (ValueError, TrainingError) as reason:
-            said = str(reason).rstrip(".")
+            wrong = str(reason).rstrip(".")
             if path is not None:
-                raise TrainingError(f"{path} does not hold settings of quern ({said}): begin again.") from reason
+                raise TrainingError(f"{path} does not hold settings of quern ({wrong}): begin again.") from reason
             if isinstance(reason, TrainingError):
                 raise
-            raise TrainingError(f"these are not settings of quern: {said}.") from reason
+            raise TrainingError(f"these are not settings of quern: {wrong}.") from reason

@@ -2,11 +2,12 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from quern.records import Epoch
 from quern.records.text import clock, summary
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ class Lines:
     def step(self, epoch: int, phase: str, step: int, steps: int, loss: float) -> None:
         pass
 
-    def epoch(self, line: dict[str, Any]) -> None:
-        left = self.left.at(line["epoch"])
+    def epoch(self, line: Epoch) -> None:
+        left = self.left.at(line.epoch)
         self.console.print(f"{summary(line, self.total)}, {left} left", highlight=False, soft_wrap=True)
 
     def end(self) -> None:
@@ -58,19 +59,19 @@ class Bar:
     def start(self, settings: "Settings", epoch: int, steps: int) -> None:
         self.total, done, whole = settings.total, epoch * steps, settings.total * steps
         self.left = _TimeLeft(done, whole)
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[said]}"))
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[status]}"))
         self.progress = Progress(*columns, console=self.console, transient=True, expand=True)
-        self.task = self.progress.add_task("", total=whole, completed=done, said="")
+        self.task = self.progress.add_task("", total=whole, completed=done, status="")
         self.progress.start()
 
     def step(self, epoch: int, phase: str, step: int, steps: int, loss: float) -> None:
         assert self.task is not None
         done = (epoch - 1) * steps + step
-        said = f"loss {loss:.3f}{self.known}  {self.left.at(done)} left"
-        self.progress.update(self.task, description=f"{phase} {epoch}/{self.total}", completed=done, said=said)
+        status = f"loss {loss:.3f}{self.known}  {self.left.at(done)} left"
+        self.progress.update(self.task, description=f"{phase} {epoch}/{self.total}", completed=done, status=status)
 
-    def epoch(self, line: dict[str, Any]) -> None:
-        self.known = f"  val {line['val_accuracy']:.2%}  zero {line['quaternion_sparsity']:.1%}"
+    def epoch(self, line: Epoch) -> None:
+        self.known = f"  val {line.val_accuracy:.2%}  zero {line.quaternion_sparsity:.1%}"
         self.progress.console.print(summary(line, self.total), highlight=False)
 
     def end(self) -> None:
@@ -92,10 +93,10 @@ class Events:
     def step(self, epoch: int, phase: str, step: int, steps: int, loss: float) -> None:
         pass
 
-    def epoch(self, line: dict[str, Any]) -> None:
-        for name, value in line.items():
+    def epoch(self, line: Epoch) -> None:
+        for name, value in line.to_dict().items():
             if isinstance(value, (int, float)) and name != "epoch":
-                self.writer.add_scalar(name, value, line["epoch"])
+                self.writer.add_scalar(name, value, line.epoch)
         self.writer.flush()
 
     def end(self) -> None:

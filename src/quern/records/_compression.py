@@ -1,182 +1,19 @@
-"""What the files of runs hold, as kinds for :mod:`quern.records.schema`. Keys that may be missing are those that older
-files lack."""
+"""What the files of ``quern train`` and ``quern compress`` hold, as kinds for :mod:`quern.records.schema`. Keys that
+may be missing are those that older files lack."""
 
 import base64
-import itertools
-import math
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from quern.records._runs import DATASETS, FAMILIES, METHODS, Run
+from quern.records._experiments import DeadBy, Environment
+from quern.records._size import Size
+from quern.records._training import Epoch
 from quern.records.intervals import tango, wilson
-from quern.records.schema import Between, Count, Measured, Milliseconds, OneOf, Positive, Seconds, Share, Text
+from quern.records.schema import Between, Count, Milliseconds, Seconds, Share, Text
 
-Dataset = Annotated[str, OneOf(tuple(DATASETS))]
-Family = Annotated[str, OneOf(tuple(FAMILIES))]
-Method = Annotated[str, OneOf(tuple(METHODS))]
-Environment = dict[str, str | int | None]
 Norm = Literal["none", "after_conv", "after_activation"]
 Side = Annotated[int, Between(1.0, 65536.0)]
-
-
-class Epoch(TypedDict):
-    """A line of a history."""
-
-    epoch: Count
-    phase: Literal["warmup", "train", "grind", "heal"]
-    loss: Annotated[float, Between(-1e9, 1e9)]
-    val_accuracy: Share
-    component_sparsity: Share
-    quaternion_sparsity: Share
-    neuron_sparsity: Share
-    neurons_left: Count
-    seconds: Seconds
-    penalty: Measured
-    strength: Measured
-    lr: Measured
-    val_loss: Measured
-    parameters: NotRequired[Count]
-    images_per_second: NotRequired[Measured]
-    peak_memory_mb: NotRequired[Measured | None]
-    test_accuracy: NotRequired[Share]
-    compacted_neurons: NotRequired[Count | None]
-
-
-class LayerCounts(TypedDict):
-    name: str
-    kind: str
-    quaternions: Count
-    zero_components: Count
-    zero_quaternions: Count
-    neurons: Count
-    dead_neurons: Count
-
-
-class Zeros(TypedDict):
-    """The sparsity of a trained network."""
-
-    component_sparsity: Share
-    quaternion_sparsity: Share
-    neuron_sparsity: Share
-    neurons: Count
-    neurons_left: Count
-    parameters: Count
-    nonzero_parameters: Count
-    tol: float
-    layers: list[LayerCounts]
-    bytes: NotRequired[Count]
-    macs: NotRequired[Count | None]
-    nonzero_macs: NotRequired[Count | None]
-    notes: NotRequired[list[str]]
-
-
-class Reached(TypedDict):
-    test_accuracy: Share
-    val_accuracy: Share
-    best_epoch: Count
-    seconds: Seconds
-    sparsity: Zeros
-    test_loss: NotRequired[Measured]
-
-
-class Sizes(TypedDict):
-    neurons: Count
-    parameters: Count
-    bytes: Count
-    nonzero_parameters: NotRequired[Count]
-    macs: NotRequired[Count | None]
-    latency_ms: NotRequired[Milliseconds | None]
-    memory: NotRequired[Annotated[float, Between(0.0, 1e15)] | None]
-
-
-class Cut(Sizes):
-    test_accuracy: Share
-
-
-@dataclass(frozen=True)
-class Moduli:
-    """Counts of \\|w\\| between powers of ten, ``edges`` being the exponents, and how many are zero."""
-
-    edges: tuple[Annotated[float, Between(-400.0, 400.0)], ...]
-    counts: tuple[Count, ...]
-    zeros: Count
-
-    def __post_init__(self) -> None:
-        rising = all(a < b for a, b in itertools.pairwise(self.edges))
-        if not self.counts or len(self.edges) != len(self.counts) + 1 or not rising:
-            raise ValueError(f"{len(self.edges)} edges do not part {len(self.counts)} counts of moduli")
-
-    def share_up_to(self, tol: float) -> float | None:
-        """The share of quaternions with \\|w\\| up to ``tol``; None if that is no edge, so that it is not known."""
-        below = self.zeros
-        if tol > 0:
-            level = next((n for n, edge in enumerate(self.edges) if math.isclose(10**edge, tol)), None)
-            if level is None:
-                return None
-            below += sum(self.counts[:level])
-        return below / max(1, self.zeros + sum(self.counts))
-
-
-# The record of a run, as the table above has it.
-Record = TypedDict(
-    "Record",
-    {
-        "run": Run,
-        "settings": dict[str, Any],
-        "model": str,
-        "options": NotRequired[dict[str, Any]],
-        "lambda": Positive | None,
-        "images": dict[str, Count],
-        "sums": dict[Text, str],
-        "environment": Environment,
-        "history": list[Epoch],
-        "result": Reached,
-        "small": Cut,
-        "dense": Sizes,
-        "moduli": Moduli,
-        "zeros_by": NotRequired[Literal["modulus"]],
-    },
-)
-
-
-# A λ that was tried, of tuning.json.
-TrialRow = TypedDict(
-    "TrialRow",
-    {
-        "lambda": Positive | None,
-        "family": Family,
-        "method": Method,
-        "val_accuracy": Share,
-        "component_sparsity": Share,
-        "quaternion_sparsity": Share,
-        "neuron_sparsity": NotRequired[Share],
-        "nonzero_parameters": Count,
-        "environment": NotRequired[Environment],
-        "chosen": bool,
-        "died": NotRequired[str | None],
-        "trained": NotRequired[dict[str, Count]],
-    },
-)
-
-
-class Trials(TypedDict):
-    """tuning.json."""
-
-    trials: list[TrialRow]
-
-
-class TimingRow(TypedDict):
-    family: Family
-    method: Method
-    median_ms: Milliseconds
-    ratio: Annotated[float, Between(0.0, 1e9)]
-
-
-class Timings(TypedDict):
-    """table2.json."""
-
-    rows: list[TimingRow]
 
 
 class Options(TypedDict, total=False):
@@ -251,19 +88,16 @@ class Begun(TypedDict):
     environment: NotRequired[Environment]
 
 
-@dataclass(frozen=True)
-class Network:
-    """One column of the table. ``test_accuracy`` is None where there was nothing to test with. ``bytes`` are those of
-    its ``.safetensors`` file, ``macs`` real multiply-adds for one input, ``latency_ms`` the median time of onnxruntime
-    for one input on one thread, ``seconds`` how long it was trained."""
+@dataclass(frozen=True, kw_only=True)
+class Network(Size):
+    """One column of the table: the network's size, and what it does. ``test_accuracy`` is None where there was nothing
+    to test with; ``latency_ms`` is the median time of onnxruntime for one input on one thread, ``seconds`` how long it
+    was trained."""
 
     test_accuracy: Share | None
     val_accuracy: Share
-    neurons: Count
-    parameters: Count
-    bytes: Count
-    onnx_bytes: Count
     macs: Count
+    onnx_bytes: Count
     latency_ms: Milliseconds
     seconds: Seconds
 
@@ -357,6 +191,7 @@ class Compression(TypedDict):
     small: Network
     layers: list[LayerSizes]
     history: Histories
+    dead_by: NotRequired[DeadBy]
     budget: NotRequired[list[VerdictRow]]
     chance: NotRequired[Chance | None]
     answers: NotRequired[tuple[Answers, ...]]
@@ -379,11 +214,11 @@ class Png:
     data: str
 
     @staticmethod
-    def from_plain(found: Any) -> "Png":
+    def from_plain(data: Any) -> "Png":
         """The picture, if it is one: else nothing is seen, and nobody knows why."""
-        if not isinstance(found, str) or not base64.b64decode(found, validate=True).startswith(b"\x89PNG"):
+        if not isinstance(data, str) or not base64.b64decode(data, validate=True).startswith(b"\x89PNG"):
             raise ValueError("it should be a picture in base64")
-        return Png(found)
+        return Png(data)
 
 
 class SampleRow(TypedDict):

@@ -1,0 +1,106 @@
+"""Networks next to each other: their sizes, the memory they need, and their times."""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from quern import io
+from quern.bench import memory
+from quern.bench._results import Bench, Model, Timing
+from quern.bench._timing import timings
+from quern.errors import QuernError
+from quern.export import open_session, to_onnx
+from quern.sparsity import measure
+
+
+@torch.inference_mode()
+def bench(
+    models: dict[str, nn.Module | Path],
+    shape: Sequence[int],
+    *,
+    batches: Sequence[int] = (1, 64),
+    threads: Sequence[int] = (1, 2),
+    repeats: int = 30,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Bench:
+    """Time ``models`` on images of ``shape`` (channels, height, width), and say how large they are.
+
+    A model is a network, timed in torch and in onnxruntime, or an ONNX file, timed there. ``repeats`` rounds are
+    counted, in each of which every model has its turn.
+    """
+    if not models or min([*batches, *threads, repeats]) < 1:
+        raise QuernError("a benchmark needs at least one model, and batches, threads and repeats of at least 1.")
+    shape = tuple(shape)
+    for model in models.values():
+        if isinstance(model, Path):
+            _check_input(model, shape)
+    threads_before = torch.get_num_threads()
+    with tempfile.TemporaryDirectory(prefix="quern-bench-") as folder:
+        files, sizes = {}, []
+        for n, (name, model) in enumerate(models.items()):
+            progress(f"preparing {name}")
+            files[name], size = _prepare(name, model, shape, Path(folder) / str(n), max(batches))
+            sizes.append(size)
+        results: list[Timing] = []
+        try:
+            for engine in ("torch", "onnxruntime"):
+                for batch in batches:
+                    for count in threads:
+                        progress(f"timing {engine}, batch {batch}, threads {count}")
+                        results += timings(engine, models, files, shape, batch, count, repeats)
+        finally:
+            torch.set_num_threads(threads_before)
+    return Bench(tuple(sizes), tuple(results), shape, repeats)
+
+
+def _prepare(name: str, model: nn.Module | Path, shape: tuple[int, ...], stem: Path, batch: int) -> tuple[Path, Model]:
+    """The model's ONNX file, and its sizes."""
+    if isinstance(model, Path):
+        peak = peak_memory(model, shape, batch=batch)
+        return model, Model(name, None, None, None, model.stat().st_size, None, peak)
+    model.eval()
+    onnx, own = stem.with_suffix(".onnx"), stem.with_suffix(".safetensors")
+    example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    io.save(model, own, images={"shape": list(shape)})
+    to_onnx(model, onnx, example)
+    sparsity = measure(model, example)
+    can_be_built = io.describe(own)["builder"] is not None  # else a fresh process could not load it
+    sizes = Model(
+        name,
+        sparsity.parameters,
+        sparsity.macs,
+        own.stat().st_size,
+        onnx.stat().st_size,
+        peak_memory(own, shape, batch=batch) if can_be_built else None,
+        peak_memory(onnx, shape, batch=batch),
+    )
+    return onnx, sizes
+
+
+def _check_input(path: Path, shape: tuple[int, ...]) -> None:
+    """A sentence unless an ONNX file takes one batch, of any size, of such images."""
+    inputs = open_session(path).get_inputs()
+    fits = len(inputs) == 1 and inputs[0].type in ("tensor(float)", "tensor(uint8)") and len(inputs[0].shape) == 4
+    if not fits or isinstance(inputs[0].shape[0], int):
+        raise QuernError(f"{path} does not take one batch of images, of any size, as float or uint8.")
+    if any(isinstance(have, int) and have != want for have, want in zip(inputs[0].shape[1:], shape, strict=True)):
+        takes, are = (" x ".join(map(str, s)) for s in (inputs[0].shape[1:], shape))
+        raise QuernError(f"{path} takes images of {takes}, but the others take {are}.")
+
+
+def peak_memory(path: Path, shape: Sequence[int], *, batch: int = 1) -> int:
+    """The most memory, in bytes, of a fresh process that runs a file of a network once on ``(batch, *shape)``; for an
+    ONNX file that is onnxruntime with the network, without torch."""
+    sizes = [str(n) for n in (batch, *shape)]
+    done = subprocess.run(
+        [sys.executable, "-P", memory.__file__, str(path), *sizes], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        last_line = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise QuernError(f"a fresh process could not run {path.name}: {last_line}.")
+    return int(done.stdout.split()[-1])

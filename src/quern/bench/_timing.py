@@ -1,0 +1,81 @@
+"""Calls of several networks timed in turns, in torch or in onnxruntime."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import quantiles
+
+import numpy as np
+import torch
+from torch import nn
+
+from quern.bench._results import Engine, Timing
+from quern.export import open_session
+
+MIN_SECONDS = 0.01  # a call that is shorter is repeated until it takes so long, and divided
+
+
+def time_onnx(
+    files: dict[str, Path], shape: Sequence[int], *, batch: int = 1, threads: int = 1, repeats: int = 30
+) -> dict[str, Timing]:
+    """Time ONNX files that take ``(batch, *shape)`` in onnxruntime, in turns."""
+    results = timings("onnxruntime", dict(files), files, tuple(shape), batch, threads, repeats)
+    return {timing.model: timing for timing in results}
+
+
+def timings(
+    engine: Engine,
+    models: dict[str, nn.Module | Path],
+    files: dict[str, Path],
+    shape: tuple[int, ...],
+    batch: int,
+    threads: int,
+    repeats: int,
+) -> list[Timing]:
+    """Every model's calls in one engine, in turns: ``repeats`` rounds are counted, after three calls to warm up."""
+    calls: dict[str, Callable[[], object]] = {}
+    for name, model in models.items():
+        if engine == "onnxruntime":
+            calls[name] = _onnx_call(files[name], shape, batch, threads)
+        elif not isinstance(model, Path):
+            calls[name] = _torch_call(model, shape, batch)
+    if engine == "torch":
+        torch.set_num_threads(threads)
+    calls_per_turn = {}
+    for name, call in calls.items():
+        for _ in range(3):
+            call()
+        calls_per_turn[name] = max(1, round(MIN_SECONDS / max(_seconds(call, 3), 1e-7)))
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            seconds[name].append(_seconds(call, calls_per_turn[name]))
+    results = []
+    for name, times in seconds.items():
+        low, median, high = quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
+        results.append(Timing(name, engine, batch, threads, 1000 * median, 1000 * low, 1000 * high))
+    return results
+
+
+def _seconds(call: Callable[[], object], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - start) / calls
+
+
+def _torch_call(model: nn.Module, shape: tuple[int, ...], batch: int) -> Callable[[], object]:
+    x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(1))
+    return lambda: model(x)
+
+
+def _onnx_call(path: Path, shape: tuple[int, ...], batch: int, threads: int) -> Callable[[], object]:
+    # Threads that wait by spinning would take the cores from the next model in turn.
+    session = open_session(path, threads, spinning=False)
+    (image,) = session.get_inputs()
+    random = np.random.default_rng(1)
+    if "uint8" in image.type:
+        x = random.integers(0, 256, (batch, *shape), dtype=np.uint8)
+    else:
+        x = random.standard_normal((batch, *shape)).astype(np.float32)
+    return lambda: session.run(None, {image.name: x})
