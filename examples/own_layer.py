@@ -57,13 +57,13 @@ class GainSpec(Linear):
     def shapes(self, layer: Any, ins: int | None, outs: int | None, constants: bool) -> dict[str, Any] | None:
         return (super().shapes(layer, ins, outs, constants) or {}) | {"gain": (outs,)}
 
-    def to_real(self, writer: Any, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def to_real(self, writer: Any, name: str, layer: Any, input: Any) -> Any:
         def build() -> nn.Module:
             weight = block_weight(layer.weight * layer.gain.unsqueeze(1))
             sizes = (layer.in_features, layer.out_features)
             return real_layer(nn.Linear, *sizes, weight=weight, bias=layer.bias.flatten())
 
-        return writer.call(name, build, *args, **kwargs)
+        return writer.call(name, build, input)
 
 
 graph.register(Squash, Apart())  # each output channel depends on the same input channel alone

@@ -641,3 +641,22 @@ def test_a_state_that_cannot_be_narrowed_is_an_error() -> None:
     with pytest.raises(CompactionError, match="cannot be narrowed"):
         compact_(model, plan(model, numbers(1, 8)), optimizer)
     assert shapes(model) == before
+
+
+def test_the_state_of_a_grouped_convolution_goes_with_its_groups() -> None:
+    """Which groups there were is asked when the layer has fewer."""
+    for point, grouped in (
+        *((qnn.QConv2d, qnn.QConv2d), (qnn.QConv2d, qnn.QConvTranspose2d)),
+        *((nn.Conv2d, nn.Conv2d), (nn.Conv2d, nn.ConvTranspose2d)),
+    ):
+        model: Any = nn.Sequential(point(4, 32, 1), grouped(32, 32, 1, groups=4), point(32, 4, 1))
+        optimizer, x = torch.optim.Adam(model.parameters()), torch.randn(2, 4, 3, 3)
+        model(x).square().sum().backward()
+        optimizer.step()
+        axis = 1 if point is qnn.QConv2d else 0
+        model[1].weight.data.unflatten(axis, (4, -1)).select(axis, 1).zero_()
+        old = optimizer.state[model[1].weight]["exp_avg"].unflatten(axis, (4, -1))
+        small: Any = compact(model, plan(model, x), optimizer)
+        assert small[1].groups == 3
+        wanted = old.index_select(axis, torch.tensor([0, 2, 3])).flatten(axis, axis + 1)
+        assert torch.equal(optimizer.state[small[1].weight]["exp_avg"], wanted)

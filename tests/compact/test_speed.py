@@ -121,7 +121,7 @@ def test_a_large_network_that_keeps_all_it_has_is_not_copied_in_float64(monkeypa
     assert not plan(model, x).layers
     assert len(copies) == 1
     assert isinstance(model[1], qnn.QBatchNorm2d)
-    model[1].weight.data[1] = 0  # then something goes, and is looked at closely
+    model[1].get_parameter("weight").data[1] = 0  # then something goes, and is looked at closely
     assert plan(model, x).layers
     assert len(copies) == 2
 

@@ -338,7 +338,7 @@ def test_inputs_that_do_not_fit_are_one_sentence(write: Callable[..., Any], tmp_
         ((photo, 1.0), {}, "a file takes tensors, but input 1 of the example is of type float: .*"),
         ((photo, pose[:, 1:]), {}, r"the network does not take inputs of shapes \(2, 4, 6, 6\) and \(2, 7\): .*"),
         ((photo, pose), {"pixels": PIXELS[3]}, "pixels are for networks with one input, but the example has 2"),
-        (photo, {}, "the example has 1 inputs, but the network takes 2 to 4"),
+        (photo, {}, r"the example has 1 inputs, but the network takes 2 to 4: give several as one tuple, \(x, y\)"),
         ((2, 4, 6, 6), {}, r"the example must be an input, not its shape: torch\.randn\(2, 4, 6, 6\)"),
     ):
         with pytest.raises(QuernError, match=rf"^{said}\.$"):

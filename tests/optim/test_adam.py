@@ -69,6 +69,7 @@ def test_gamma_and_beta_go_together() -> None:
     optimizer = ProximalAdam(norm, GammaL1(20.0, with_beta=True), lr=0.01)
     assert norm.weight is not None
     assert norm.bias is not None
+    torch.nn.init.constant_(norm.weight, 0.5)  # so that the loss pulls from the first step on
     for step in range(300):
         generator = torch.Generator().manual_seed(step)
         strong = torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)  # two neurons that the loss wants

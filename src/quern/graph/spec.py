@@ -211,8 +211,8 @@ class Spec:
     # ------------------------------------------------------------------------------------------ its real form
 
     def to_real(self, writer: Writer, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Write what it computes in eval mode with layers and functions of torch; returns the recorded result. A layer
-        of real numbers is written as it is."""
+        """Write what it computes in eval mode with layers and functions of torch; returns the recorded result. What
+        follows ``layer`` are the arguments of its forward. A layer of real numbers is written as it is."""
         if self.components == 4:
             raise ExportError(f"{name} ({type(layer).__name__}) has no real form that quern knows.")
         return writer.call(name, lambda: layer, *args, **kwargs)

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quern import nn as qnn
 from quern.errors import TrainingError
-from quern.nn.bases import QBatchNorm, QConvolution
+from quern.graph import spec_of
+from quern.graph.paths import has_rows
 from quern.penalties import Penalty
 from quern.pipeline._sizes import planned_size
 from quern.records import Budget
@@ -24,7 +24,7 @@ def check_budget(
     smallest = copy.deepcopy(model)
     reached = {id(p) for target in penalty.targets(smallest) if target.zeros for p in target.parameters}
     layers = [layer for layer in smallest.modules() if reached & {id(p) for p in layer.parameters(recurse=False)}]
-    if not all(isinstance(layer, (qnn.QLinear, QConvolution, QBatchNorm)) for layer in layers):
+    if not all(has_rows(layer) or spec_of(layer).gamma for layer in layers):
         return  # of other layers it is not known what they can be reduced to
     for layer in layers:
         for p in layer.parameters(recurse=False):

@@ -1,6 +1,6 @@
 """One Spec per kind of layer, in a file per family. Importing this registers all of them."""
 
-from quern.graph.layers import (
+from quern.graph.layers import (  # noqa: F401
     activation,
     attention,
     convolution,
@@ -12,16 +12,3 @@ from quern.graph.layers import (
     readout,
     recurrent,
 )
-
-__all__ = [
-    "activation",
-    "attention",
-    "convolution",
-    "dropout",
-    "embedding",
-    "linear",
-    "norm",
-    "pool",
-    "readout",
-    "recurrent",
-]

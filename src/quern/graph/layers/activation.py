@@ -32,8 +32,7 @@ class ModReLU(PerChannel):
     def keeps_constants(self, layer: Any) -> bool:
         return True
 
-    def to_real(self, writer: Writer, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        (input,) = (*args, *kwargs.values())
+    def to_real(self, writer: Writer, name: str, layer: Any, input: Any) -> Any:
         return plain.mod_relu(input, writer.tensor(f"{name}.bias", layer.bias), layer.dim)
 
 

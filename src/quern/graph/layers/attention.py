@@ -96,10 +96,7 @@ class Attention(Spec):
         heads = len(plan.left[1])
         layer.embed_dim, layer.num_heads = layer.embed_dim // layer.num_heads * heads, heads
 
-    def to_real(self, writer: Writer, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._real(writer, name, layer, *args, **kwargs)
-
-    def _real(
+    def to_real(
         self,
         writer: Writer,
         name: str,

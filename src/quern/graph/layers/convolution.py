@@ -92,12 +92,10 @@ class Convolution(Linear):
 
     # ---------------------------------------------------------------------------------------------- real form
 
-    def to_real(self, writer: Writer, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def to_real(self, writer: Writer, name: str, layer: Any, input: Any, output_size: Any = None) -> Any:
+        more = {} if output_size is None else {"output_size": output_size}
         if self.components == 1:
-            return super().to_real(writer, name, layer, *args, **kwargs)
-        return self._real(writer, name, layer, *args, **kwargs)
-
-    def _real(self, writer: Writer, name: str, layer: Any, input: Any, output_size: Any = None) -> Any:
+            return writer.call(name, lambda: layer, input, **more)
         kinds = _REAL[3:] if layer.transposed else _REAL[:3]
         kind, groups = kinds[layer.space - 1], layer.groups
         names = ("kernel_size", "stride", "dilation", "padding_mode", "padding")
@@ -111,7 +109,6 @@ class Convolution(Linear):
             options["padding"] = tuple(near for near, _ in sides)
             if any(far > near for near, far in sides):
                 beyond = [more for near, far in reversed(sides) for more in (0, far - near)]
-        more = {} if output_size is None else {"output_size": output_size}
         layout = weight_layout(layer.weight) or torch.contiguous_format
         sizes = (layer.in_channels, layer.out_channels)
 

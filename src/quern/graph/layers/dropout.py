@@ -13,8 +13,7 @@ from quern.graph.spec import Writer, register
 class Identity(Apart):
     passes = True
 
-    def to_real(self, writer: Writer, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        (input,) = (*args, *kwargs.values())
+    def to_real(self, writer: Writer, name: str, layer: Any, input: Any) -> Any:
         return input
 
 

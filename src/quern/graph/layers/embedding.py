@@ -43,7 +43,7 @@ class Embedding(Spec):
     def resize(self, layer: Any, plan: LayerPlan) -> None:
         layer.embedding_dim = 4 * len(plan.left[1])
 
-    def to_real(self, writer: Writer, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def to_real(self, writer: Writer, name: str, layer: Any, input: Any) -> Any:
         def build() -> nn.Module:
             table = layer.weight.transpose(0, 1).flatten(1)
             if layer.max_norm is not None:  # the layer shortens long rows when it meets them
@@ -51,7 +51,7 @@ class Embedding(Spec):
                 table = table * torch.where(length > layer.max_norm, layer.max_norm / length, 1)
             return nn.Embedding.from_pretrained(table.clone(), freeze=False, padding_idx=layer.padding_idx)
 
-        return writer.call(name, build, *args, **kwargs)
+        return writer.call(name, build, input)
 
 
 register(qnn.QEmbedding, Embedding())

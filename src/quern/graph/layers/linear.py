@@ -205,16 +205,16 @@ class Linear(OneToOne):
 
     # ---------------------------------------------------------------------------------------------- real form
 
-    def to_real(self, writer: Writer, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def to_real(self, writer: Writer, name: str, layer: Any, input: Any) -> Any:
         if self.components == 1:
-            return super().to_real(writer, name, layer, *args, **kwargs)
+            return super().to_real(writer, name, layer, input)
 
         def build() -> nn.Module:
             weight = block_weight(layer.weight, layer.input_parts)
             bias = None if layer.bias is None else layer.bias.flatten()
             return real_layer(nn.Linear, layer.in_features, layer.out_features, weight=weight, bias=bias)
 
-        return writer.call(name, build, *args, **kwargs)
+        return writer.call(name, build, input)
 
     def quaternion_form(self, layer: Any, dim: int) -> nn.Module | None:
         if self.components == 4:

@@ -42,9 +42,9 @@ class BatchNorm(PerChannel):
             shift = shift + layer.bias.double().flatten()
         return Affine(scale, shift, self.space, whole=self.components == 4)
 
-    def to_real(self, writer: Writer, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def to_real(self, writer: Writer, name: str, layer: Any, input: Any) -> Any:
         if self.components == 1:
-            return super().to_real(writer, name, layer, *args, **kwargs)
+            return super().to_real(writer, name, layer, input)
         mean, var = layer.running_mean, layer.running_var
         if mean is None or var is None:
             raise ExportError(_no_statistics(name, layer))
@@ -60,7 +60,7 @@ class BatchNorm(PerChannel):
             norm.num_batches_tracked = layer.num_batches_tracked.clone()
             return norm
 
-        return writer.call(name, build, *args, **kwargs)
+        return writer.call(name, build, input)
 
     def quaternion_form(self, layer: Any, dim: int) -> nn.Module | None:
         if self.components == 4:
@@ -83,7 +83,7 @@ class WhiteningBatchNorm(BatchNorm):
     def affine(self, layer: Any) -> Affine | None:
         return None
 
-    def to_real(self, writer: Writer, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def to_real(self, writer: Writer, name: str, layer: Any, input: Any) -> Any:
         """A 1x1 convolution with a diagonal in each of its 4x4 blocks."""
         if layer.running_mean is None or layer.running_cov is None:
             raise ExportError(_no_statistics(name, layer))
@@ -97,7 +97,7 @@ class WhiteningBatchNorm(BatchNorm):
             weight = torch.diag_embed(blocks).transpose(1, 2).reshape(4 * n, 4 * n, 1, 1)
             return real_layer(nn.Conv2d, 4 * n, 4 * n, weight=weight, bias=shift, kernel_size=1)
 
-        return writer.call(name, build, *args, **kwargs)
+        return writer.call(name, build, input)
 
 
 class LayerNorm(OneToOne):
@@ -119,9 +119,8 @@ class LayerNorm(OneToOne):
             live = nonzero(layer.weight)
         return facts.value(call.out, value.ids, -1, 4, live, call.name, value.heard.any().expand(n))
 
-    def to_real(self, writer: Writer, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def to_real(self, writer: Writer, name: str, layer: Any, input: Any) -> Any:
         weight, bias = writer.tensor(f"{name}.weight", layer.weight), writer.tensor(f"{name}.bias", layer.bias)
-        (input,) = (*args, *kwargs.values())
         return plain.layer_norm(input, layer.normalized_shape, weight, bias, layer.eps)
 
 

@@ -39,13 +39,12 @@ class AveragePool(Pool):
 
 
 class AdaptiveAveragePool(Pool):
-    def to_real(self, writer: Writer, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def to_real(self, writer: Writer, name: str, layer: Any, input: Any) -> Any:
         """Over all positions a mean: of channels_last values torch's own pooling would be exported as a gathering of
         strides."""
         (space,) = self.space
         if layer.output_size not in (1, (1,) * space):
-            return super().to_real(writer, name, layer, *args, **kwargs)
-        (input,) = (*args, *kwargs.values())
+            return super().to_real(writer, name, layer, input)
         return input.mean(tuple(range(-space, 0)), keepdim=True)
 
 
@@ -57,8 +56,7 @@ class QuaternionPool(Pool):
     def flow(self, reader: FunctionRules, call: Call, value: Value, x: Tensor) -> Value:
         return super().flow(reader, call, value, x) if value.parts == 4 else reader.whole([value], call.out)
 
-    def to_real(self, writer: Writer, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        (input,) = (*args, *kwargs.values())
+    def to_real(self, writer: Writer, name: str, layer: Any, input: Any) -> Any:
         sizes = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
         y, indices = plain.max_pool(input, layer.space, *sizes, layer.ceil_mode)
         return (y, indices) if layer.return_indices else y

@@ -18,8 +18,7 @@ class Modulus(OneToOne):
     def flow(self, reader: FunctionRules, call: Call, value: Value, x: Tensor) -> Value:
         return reader.modulus(call.title, value, x, call.out, call.layer.dim)
 
-    def to_real(self, writer: Writer, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        (input,) = (*args, *kwargs.values())
+    def to_real(self, writer: Writer, name: str, layer: Any, input: Any) -> Any:
         return plain.modulus(input, layer.dim)
 
 

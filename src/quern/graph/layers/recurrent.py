@@ -159,10 +159,7 @@ class Recurrent(Spec):
                     shifted = [direction * layer.hidden_size // 4 + n for n in units]
                     layer.get_parameter(f"weight_ih_{above}")[:, :, shifted] = 0
 
-    def to_real(self, writer: Writer, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._real(writer, name, layer, *args, **kwargs)
-
-    def _real(self, writer: Writer, name: str, layer: Any, input: Any, hx: Any = None) -> Any:
+    def to_real(self, writer: Writer, name: str, layer: Any, input: Any, hx: Any = None) -> Any:
         def build() -> nn.Module:
             names = ("num_layers", "bias", "batch_first", "bidirectional", *self.options)
             options = {name: getattr(layer, name) for name in names}
