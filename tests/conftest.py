@@ -1,6 +1,7 @@
 """While testing, every annotated shape is checked at run time, and every example is drawn from the same seeds."""
 
 import importlib.util
+import inspect
 import os
 import pkgutil
 from collections.abc import Iterator
@@ -12,13 +13,29 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if os.environ.get("QUERN_TYPECHECK") != "0":
-    from jaxtyping import install_import_hook
+    import jaxtyping
+    from beartype import BeartypeConf, beartype
 
+    check_types = beartype(conf=BeartypeConf(violation_type=jaxtyping.TypeCheckError))
+    check_shapes = jaxtyping.jaxtyped
+
+    def check(*, typechecker: Any) -> Any:
+        """Shapes cost ten times what types cost at each call, so they are looked at only where there are some."""
+
+        def decorated(what: Any) -> Any:
+            plain = inspect.isfunction(what) and not inspect.isgeneratorfunction(what)
+            if plain and "jaxtyping" not in repr(what.__annotations__):
+                return check_types(what)
+            return check_shapes(typechecker=typechecker)(what)
+
+        return decorated
+
+    jaxtyping.jaxtyped = check  # pyright: ignore[reportAttributeAccessIssue]
     package = importlib.util.find_spec("quern")
     assert package is not None
     # Not the commands: typer hands them a context of another class than the one it has them declare.
     modules = [module.name for module in pkgutil.iter_modules(package.submodule_search_locations)]
-    install_import_hook([f"quern.{name}" for name in modules if name != "cli"], "beartype.beartype")
+    jaxtyping.install_import_hook([f"quern.{name}" for name in modules if name != "cli"], "beartype.beartype")
 
 import torch
 import torch.onnx
@@ -39,9 +56,19 @@ torch.set_num_threads(1)  # pytest runs two workers
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """The second pass opens only the files that it takes tests from."""
-    if not config.getoption("markexpr").startswith("unchecked") or collection_path.suffix != ".py":
+    if not str(config.getoption("markexpr")).startswith("unchecked") or collection_path.suffix != ".py":
         return None
     return "mark.unchecked" not in collection_path.read_text("utf-8") or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share a run, or other files made for their module, stay on one worker, which makes them once."""
+    for item in items:
+        if isinstance(item, pytest.Function) and not item.get_closest_marker("xdist_group"):
+            fixtures = [definitions[-1] for definitions in item._fixtureinfo.name2fixturedefs.values()]
+            if any(fixture.scope == "module" and "tmp_path_factory" in fixture.argnames for fixture in fixtures):
+                item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture(scope="session", autouse=True)
