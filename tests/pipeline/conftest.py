@@ -44,7 +44,10 @@ def no_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def run(loaders: tuple[Any, ...], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Compressed, nn.Module]:
-    """A whole run in its folder, which tests only read: what it made, and the network that it began with."""
+    """A whole run in its folder, which tests only read: what it made, and the network that it began with.
+
+    Tests that use it stand in one group, so that one worker makes it.
+    """
     folder, net = tmp_path_factory.mktemp("runs") / "run", Own()
     with few_milestones(), warnings.catch_warnings():
         warnings.simplefilter("ignore", LastPathWarning)

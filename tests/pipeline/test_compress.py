@@ -20,6 +20,7 @@ from tests.train.test_train import Stop
 pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
 
 
+@pytest.mark.xdist_group("pipeline")
 def test_a_network_of_ones_own_meets_its_budget(run: tuple[Path, Compressed, nn.Module]) -> None:
     _, found, net = run
     (verdict,) = found.verdicts()
@@ -51,16 +52,18 @@ def test_what_was_not_tested_is_not_called_so(loaders: tuple[Any, ...], tmp_path
 def test_by_default_a_point_of_accuracy_may_be_lost_and_nothing_is_left_behind(
     loaders: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))  # torch's own, made once in a process
+    (work := tmp_path / "work").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(work))
+    monkeypatch.chdir(work)
     found = quern.compress(shallow(256), *loaders, **SHORT)
     (verdict,) = found.verdicts()
     assert (verdict.what, verdict.limit) == ("points of test accuracy lost", 1.0)
     assert verdict.value == pytest.approx(100 * (found.dense.accuracy - found.small.accuracy))
-    assert list(tmp_path.iterdir()) == []
+    assert list(work.iterdir()) == []
     with pytest.raises(Stopped, match="nothing is kept without a folder: say out="):
         quern.compress(shallow(256), *loaders, **SHORT, watchers=[Stop(2, 15)])
-    assert list(tmp_path.iterdir()) == []
+    assert list(work.iterdir()) == []
 
 
 @pytest.mark.usefixtures("no_onnx")

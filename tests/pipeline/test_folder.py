@@ -19,6 +19,7 @@ from tests.small_tasks import Own, same
 pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
 
 
+@pytest.mark.xdist_group("pipeline")
 def test_a_finished_folder_is_read_and_not_trained(
     run: tuple[Path, Compressed, nn.Module], loaders: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,6 +48,7 @@ def test_a_finished_folder_is_read_and_not_trained(
         quern.compress(Own(), *loaders, **SHORT, max_params=1200, out=folder)
 
 
+@pytest.mark.xdist_group("pipeline")
 @pytest.mark.parametrize(
     ("name", "old", "new", "said"),
     [

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning") 
 BY_LAMBDA: dict[str, Any] = {**SHORT, "penalty": GammaL1(30.0, with_beta=True), "ramp": 0.0, "grind": 2}
 
 
+@pytest.mark.xdist_group("pipeline")
 def test_all_its_files_hold_the_same_networks(
     run: tuple[Path, Compressed, nn.Module], loaders: tuple[Any, ...]
 ) -> None:
@@ -54,6 +55,7 @@ def test_all_its_files_hold_the_same_networks(
         assert (one.inputs, one.only_dense) == (int(mine.sum()), int((mine & only_dense).sum()))
 
 
+@pytest.mark.xdist_group("pipeline")
 def test_the_table_and_the_record(run: tuple[Path, Compressed, nn.Module]) -> None:
     folder, found, _ = run
     head, *lines = str(found).splitlines()
