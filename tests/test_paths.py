@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from quern import data, io, models
-from quern.data import _sources
+from quern.data import _registry, _sources
 from quern.errors import DataError
 from quern.export import accuracy, to_int8, to_onnx, to_pt2
 from tests.commands import here, refused
@@ -95,10 +95,10 @@ def test_data_sets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         data.npz(folder / "x.npz")
     assert "\udcff" in str(caught.value)  # a path to go on with, until it is shown
     monkeypatch.setenv("QUERN_DATA", str(folder / "cache"))
-    arrays = {key: np.zeros((2, 1, 2, 2) if "images" in key else 2, np.uint8) for key in _sources.SOURCES["mnist"].sums}
+    arrays = {key: np.zeros((2, 1, 2, 2) if "images" in key else 2, np.uint8) for key in _registry.SOURCES["mnist"].sums}
     monkeypatch.setattr(_sources, "check", lambda arrays, *_: arrays)
     _sources._store("mnist", arrays)
-    assert set(_sources.read_cache(_sources.SOURCES["mnist"])) == set(arrays)
+    assert set(_sources.read_cache(_registry.SOURCES["mnist"])) == set(arrays)
     here("data", "list")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from quern import models
 from quern import nn as qnn
 from quern.errors import TrainingError
-from quern.train import Loaders, Settings, fit
+from quern.train import Epoch, Loaders, Settings, fit
 from tests.small_tasks import Own, digit_loaders, few_digits
 from tests.train.test_train import Stop
 
@@ -71,8 +71,8 @@ def test_the_teacher_is_asked_while_healing_and_stays_as_it_is(loaders: tuple[An
         before, asked = copy.deepcopy(teacher.state_dict()), {}
 
         class See(Losses):
-            def epoch(self, line: dict[str, Any], teacher: Asked = teacher, asked: dict = asked) -> None:
-                asked[line["phase"]] = teacher.often
+            def epoch(self, line: Epoch, teacher: Asked = teacher, asked: dict = asked) -> None:
+                asked[line.phase] = teacher.often
 
         fit(net, data, settings, watchers=[See()], teacher=teacher)
         assert asked == {"train": 0, "heal": often}
