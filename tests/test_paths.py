@@ -95,7 +95,9 @@ def test_data_sets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         data.npz(folder / "x.npz")
     assert "\udcff" in str(caught.value)  # a path to go on with, until it is shown
     monkeypatch.setenv("QUERN_DATA", str(folder / "cache"))
-    arrays = {key: np.zeros((2, 1, 2, 2) if "images" in key else 2, np.uint8) for key in _registry.SOURCES["mnist"].sums}
+    arrays = {
+        key: np.zeros((2, 1, 2, 2) if "images" in key else 2, np.uint8) for key in _registry.SOURCES["mnist"].sums
+    }
     monkeypatch.setattr(_sources, "check", lambda arrays, *_: arrays)
     _sources._store("mnist", arrays)
     assert set(_sources.read_cache(_registry.SOURCES["mnist"])) == set(arrays)
