@@ -32,6 +32,7 @@ def shown(path: Path) -> str:
     return str(path).replace("\udcff", r"\xff").replace("\udcfe", r"\xfe")
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_shown_resumed_compacted_exported_and_timed(folder: Path) -> None:
     run = folder / "run"
     out, err = here("train", *QUICK, "--norm", "after_conv", "--out", run)
@@ -53,6 +54,7 @@ def test_a_run_is_trained_shown_resumed_compacted_exported_and_timed(folder: Pat
     assert f"{shown(folder / 'none')} is not there" in refused("bench", folder / "none")
 
 
+@pytest.mark.slow
 def test_a_network_is_compressed_and_reported(folder: Path) -> None:
     run = folder / "run"
     options = ("--epochs", 1, "--grind", 1, "--heal", 1, "--threads", 1, "--max-neurons", 20)
@@ -66,6 +68,7 @@ def test_a_network_is_compressed_and_reported(folder: Path) -> None:
     here("compress", "--start", run / "small", *options[2:], "--quiet", "--out", folder / "again")
 
 
+@pytest.mark.slow
 def test_every_file_of_a_network(folder: Path) -> None:
     network, x = models.digits_qcnn().eval(), torch.randn(3, 1, 8, 8)
     io.save(network, folder / "net")

@@ -7,6 +7,7 @@ from torch import Tensor
 from quern import functional
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parameters", [(True, True), (True, False), (False, True), (False, False)])
 def test_first_and_second_derivatives_match_finite_differences(parameters: tuple[bool, bool]) -> None:
     x = torch.randn(3, 8, 2, dtype=torch.float64, requires_grad=True)

@@ -105,6 +105,7 @@ def test_forms_equal_loops_and_each_other(drawn, with_bias: bool, slice_bytes: i
             assert_near(found, reference, limit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("form", [block_form, hadamard_form])
 def test_gradients_and_second_derivatives_match_finite_differences(form, transposed: bool) -> None:

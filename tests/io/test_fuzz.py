@@ -14,6 +14,7 @@ from quern.errors import FileError
 from tests.io.network_files import content_of, read, refused, same
 
 
+@pytest.mark.slow
 def test_every_bit_of_a_file_counts() -> None:
     """With the fuzzing below: a file that differs from what was saved in any single bit is refused."""
     small = content_of(nn.Linear(1, 1))
@@ -33,6 +34,7 @@ def test_random_bytes(content: bytes) -> None:
     refused(len(content).to_bytes(8, "little") + content)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux to bound the memory")
 def test_mutated_files() -> None:
     """12,500 files and the hostile ones, in 128 MB more than quern itself takes."""

@@ -88,6 +88,7 @@ TENSOR = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(
     own=OWN | JSON,

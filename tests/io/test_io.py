@@ -39,6 +39,7 @@ from tests.io.network_files import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("builder", models.BUILDERS)
 @settings(max_examples=4)
 @given(data=st.data())

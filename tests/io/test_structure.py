@@ -125,6 +125,7 @@ def test_what_does_not_change_the_structure() -> None:
     assert torch.equal(loaded.get_parameter("0.weight"), model.get_parameter("0.weight"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("builder", "norm"),
     [

@@ -88,6 +88,7 @@ def some_tensors(draw: st.DrawFn) -> dict[str, Tensor]:
     return tensors
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(some_tensors(), st.sampled_from([8, 24, 1 << 20]), st.sampled_from([16, 40, 1 << 20]), st.data())
 def test_what_is_written_is_what_others_read(
@@ -215,6 +216,7 @@ print((of_process("VmHWM:") - before) / Path(sys.argv[2]).stat().st_size)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux to measure the peak of a process")
 def test_saving_and_loading_take_little_memory(tmp_path: Path) -> None:
     peaks = {}

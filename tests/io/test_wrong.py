@@ -115,6 +115,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_file_of_another_kind_is_named(name: str, tmp_path: Path) -> None:
     write, kind = FOREIGN[name]
