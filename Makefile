@@ -40,7 +40,7 @@ quick: lint
 full: check chromium
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --hypothesis-profile=full -m "not unchecked"
 	QUERN_TYPECHECK=0 $(BIN)/python -m pytest -q -n 2 --hypothesis-profile=full -m unchecked
-	$(BIN)/python benchmarks/fuzz_files.py
+	$(BIN)/python -m benchmarks.fuzz_files
 
 # Lines of src/quern that the tests run, in both passes and in the processes they start.
 coverage: $(DEVELOP) chromium

@@ -193,9 +193,9 @@ def test_a_network_at_chance_ends_with_3_and_says_so(tmp_path: Path) -> None:
     options = ["--epochs", 1, "--grind", 1, "--heal", 1, "--lr", 1e-6, "--threads", 1, "--min-speedup", 1000]
     out, err = here("compress", *options, "--out", folder, "--quiet", code=3)
     assert out == ""
-    assert err.startswith("quern: the small network is at chance: ")
+    assert err.startswith("quern: the small network cannot be told from chance by 360 inputs: ")
     assert err.count("\n") == 1
-    assert "at chance" in here("show", folder)[0]
+    assert "told from chance" in here("show", folder)[0]
     record = json.loads((folder / "record.json").read_text())
     assert record["chance"] == {"largest_class": 44 / 360, "inputs": 360}
     assert record["small"]["test_accuracy"] < 0.2
@@ -206,7 +206,7 @@ def test_a_limit_that_is_missed_ends_with_4_and_says_so(tmp_path: Path) -> None:
     out, err = here("compress", *options, "--out", tmp_path / "run", code=4)
     assert "points of test accuracy lost: " in out
     assert "missed by" in out
-    assert "at chance" not in out + err
+    assert "told from chance" not in out + err
     _, err = here("compress", "--resume", "--out", tmp_path / "run", "--quiet", code=4)
     assert err.startswith("quern: the budget was missed: points of test accuracy lost: ")
     assert err.count("\n") == 1

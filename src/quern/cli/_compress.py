@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 AT_CHANCE, MISSED = 3, 4
 
 EXAMPLES = """
-It ends with code 3 if the small network is at chance, with 4 if a limit of the budget was missed.
+It ends with code 3 if the small network cannot be told from chance, with 4 if a limit of the budget was missed.
 
 Examples:
 

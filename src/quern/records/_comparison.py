@@ -85,9 +85,9 @@ class Comparison:
         if low > self.chance.largest_class:
             return None
         return (
-            f"the small network is at chance: {100 * accuracy:.2f} % (95 % interval {100 * low:.2f} to "
-            f"{100 * high:.2f}) where the largest class alone has {100 * self.chance.largest_class:.2f} %; "
-            "allow it more, take a smaller λ, or heal for longer."
+            f"the small network cannot be told from chance by {self.chance.inputs:,} inputs: {100 * accuracy:.2f} % "
+            f"(95 % interval {100 * low:.2f} to {100 * high:.2f}) where the largest class alone has "
+            f"{100 * self.chance.largest_class:.2f} %; allow it more, heal for longer, or judge it by more inputs."
         )
 
     def verdicts(self) -> tuple[Verdict, ...]:
