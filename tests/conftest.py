@@ -4,6 +4,7 @@ import importlib.util
 import inspect
 import os
 import pkgutil
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -24,7 +25,8 @@ if os.environ.get("QUERN_TYPECHECK") != "0":
 
         def decorated(what: Any) -> Any:
             plain = inspect.isfunction(what) and not inspect.isgeneratorfunction(what)
-            if plain and "jaxtyping" not in repr(what.__annotations__):
+            # Names in quotes may be of modules that only type checkers import: jaxtyping lets them pass.
+            if plain and not re.search("jaxtyping|ForwardRef|: '", repr(what.__annotations__)):
                 return check_types(what)
             return check_shapes(typechecker=typechecker)(what)
 
