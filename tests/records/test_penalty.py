@@ -31,6 +31,8 @@ def test_settings_in_an_older_spelling_are_brought_up_to_date() -> None:
     assert respelled({"epochs": 3, "penalty": [OLD]}) == {"epochs": 3, "penalty": [NEW]}
     stages = {"dense": None, "small": {"penalty": [OLD]}, "budget": {"max_drop": 1.0}}
     assert respelled(stages) == {**stages, "small": {"penalty": [NEW]}}
+    damaged = {"penalty": [{**NEW, "normalize": []}]}
+    assert respelled(damaged) == damaged
     for same in ({"penalty": None}, {"epochs": 3}, {"penalty": [NEW]}):
         assert respelled(same) == same
 

@@ -1,6 +1,7 @@
 """A penalty as it is written down: a list of terms, each with its kind, its weight and its options."""
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -86,11 +87,10 @@ class WrittenPenalty(Written):
 def respelled(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings from a file, those of several stages or of one, with penalties as they would be written now, so that
     they can be compared."""
-    return {
-        name: Written.from_plain(value).to_list()
-        if name == "penalty" and value
-        else respelled(value)
-        if isinstance(value, dict)
-        else value
-        for name, value in settings.items()
-    }
+    plain: dict[str, Any] = {}
+    for name, value in settings.items():
+        plain[name] = respelled(value) if isinstance(value, dict) else value
+        if name == "penalty" and value:
+            with suppress(ValueError):  # what is no penalty stays as it is, and is unlike any
+                plain[name] = Written.from_plain(value).to_list()
+    return plain
