@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 __all__ = ["CompactionError", "DataError", "DeadNetworkWarning", "ExportError", "FileError", "FoldingError"]
 __all__ += ["InputError", "LastPathWarning", "NoRuleError", "NotFiniteWarning", "QuernError", "QuernWarning"]
-__all__ += ["RecordError", "Stopped", "TraceError", "TrainingError", "instead_of"]
+__all__ += ["NoRuntimeError", "PackedError", "RecordError", "Stopped", "TraceError", "TrainingError", "instead_of"]
 
 
 def instead_of(name: str, names: Iterable[str], otherwise: str | None = None) -> str:
@@ -56,6 +56,19 @@ class DataError(QuernError):
 
 class ExportError(QuernError):
     """A network cannot be handed over in the form that was asked for."""
+
+
+class PackedError(QuernError):
+    """A packed network cannot be run."""
+
+
+class NoRuntimeError(PackedError):
+    """The C runtime is not there."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the C runtime was not built when quern was installed: install a C compiler (gcc, clang), then quern again."
+        )
 
 
 class FileError(QuernError):

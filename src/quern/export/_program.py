@@ -4,6 +4,7 @@ import contextlib
 import copy
 import io
 import logging
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -101,8 +102,10 @@ class Program:
             like = next((p for p in source.parameters() if p.is_floating_point()), torch.empty(0))
             raw, network = (_Raw(m, pixels, like).eval() for m in (source, network))
             self.source, two_inputs = raw, (raw.normalized(example[:2]),)
+            self.parts = source, raw
         else:
             self.source, two_inputs = source, first(self.example, 2)
+            self.parts = source, None
         self.network = network
         self.outputs = self._run(self.example)
         if not all(bool(t.isfinite().all()) for t in self.outputs):
@@ -136,9 +139,11 @@ class Program:
                 f"the network cannot be exported for batches of any size: {first_line(reason)}."
             ) from reason
 
-    def compare(self, run: Callable[..., Sequence[Tensor]]) -> tuple[float, tuple[int, ...]]:
-        """The largest difference of what ``run`` computes, an error if it is more than rounding; and with which batch
-        sizes."""
+    def compare(
+        self, run: Callable[..., Sequence[Tensor]], tolerance: float | None = TOLERANCE
+    ) -> tuple[float, tuple[int, ...]]:
+        """The largest difference of what ``run`` computes, an error if it is more than rounding, ``tolerance`` of the
+        largest score; and with which batch sizes."""
         whole = len(self.example[0])
         worst, sizes = 0.0, tuple(sorted({n for n in (1, 3, whole) if n <= whole}))
         for n in sizes:
@@ -152,7 +157,7 @@ class Program:
                 if wanted.numel():
                     gap = (output.double() - wanted.double()).abs().max() / wanted.double().abs().max().clamp_min(1e-30)
                     worst = max(worst, float(gap.nan_to_num(torch.inf)))
-            if worst > TOLERANCE:
+            if worst > (math.inf if tolerance is None else tolerance) or worst == math.inf:
                 raise ExportError(
                     f"the exported network does not compute the same: its scores differ by {worst:.2g} of the largest."
                 )

@@ -39,12 +39,13 @@ def to_real(model: nn.Module, example: Example | None = None) -> fx.GraphModule:
 
 
 @torch.no_grad()
-def real_form(model: nn.Module, count: int | None = None) -> fx.GraphModule:
-    """What :func:`to_real` returns, for calls with the first ``count`` inputs."""
+def real_form(model: nn.Module, count: int | None = None, *, packing: bool = False) -> fx.GraphModule:
+    """What :func:`to_real` returns, for calls with the first ``count`` inputs. For ``packing``, layers that the runtime
+    knows as they are stay."""
     check_traceable(model)
     root, graph, _ = traced(copy.deepcopy(model).eval(), count)
     fold_graph(root, graph)
-    writer = _Writer(set(dict(root.named_modules())))
+    writer = _Writer(set(dict(root.named_modules())), packing)
     for node in graph.nodes:
         writer.write(node, root)
     real = fx.GraphModule(writer.root, writer.graph)
@@ -57,11 +58,11 @@ def real_form(model: nn.Module, count: int | None = None) -> fx.GraphModule:
 class _Writer:
     """A graph of torch operations in the making, and the modules and tensors it uses by name."""
 
-    def __init__(self, taken: set[str]) -> None:
+    def __init__(self, taken: set[str], packing: bool = False) -> None:
         self.graph, self.root = fx.Graph(), dict[str, Any]()
         self.tracer = GraphAppendingTracer(self.graph)
         self.values: dict[fx.Node, Any] = {}
-        self.taken = taken
+        self.taken, self.packing = taken, packing
 
     def record(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.tracer.create_proxy(op, target, args, kwargs)
@@ -89,7 +90,7 @@ class _Writer:
         args, kwargs = map_arg((node.args, node.kwargs), self.values.__getitem__)
         name = str(node.target)
         if node.op == "call_module":
-            self.values[node] = self.module(name, source.get_submodule(name), args, kwargs)
+            self.values[node] = self.layer(name, source.get_submodule(name), *args, **kwargs)
         elif node.op == "get_attr":
             self.root[name] = _attribute(source, name)
             self.values[node] = self.record("get_attr", name, (), {})
@@ -111,12 +112,14 @@ class _Writer:
             )
         return self.record("call_function", target, args, kwargs)
 
-    def module(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def layer(self, name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if hooked(module):
             raise ExportError(f"{name} ({type(module).__name__}) has forward hooks, which cannot be followed.")
         spec = own_spec(module)
-        if spec is not None:
+        if spec is not None and not (self.packing and spec.packs):
             return spec.to_real(self, name, module, *args, **kwargs)
+        if spec is not None:
+            return self.call(name, lambda: module, *args, **kwargs)
         if own := next((m for m in module.modules() if _is_quern(type(m).__module__)), None):
             raise ExportError(f"{name} ({type(own).__name__}) has no real form that quern knows.")
         return self.call(name, lambda: module, *args, **kwargs)

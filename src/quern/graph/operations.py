@@ -14,7 +14,7 @@ import torch.nn.functional as TF
 
 from quern import functional as F
 from quern.errors import ExportError
-from quern.graph import plain
+from quern.graph import packing, plain
 
 Kind = Literal[
     "unknown",  # nobody knows
@@ -38,7 +38,7 @@ class Operation:
     one afterwards at every place; ``weighs_padding`` if zeros at the border enter an average. ``adds`` and
     ``multiplies`` say how two values are joined. ``proportional`` if of a size it makes a size in proportion. ``drops``
     if it hands on what it gets when not training. ``writes`` if it changes its input. ``real`` computes the same as a
-    function of quern by torch alone."""
+    function of quern by torch alone. ``pack`` makes it one of the C runtime, given its result on an example."""
 
     kind: Kind = "unknown"
     space: tuple[int, ...] = ()
@@ -50,6 +50,7 @@ class Operation:
     drops: bool = False
     writes: bool = False
     real: Callable[..., Any] | None = None
+    pack: Callable[..., Any] | None = None
 
 
 _ACTIVATIONS = ("relu", "tanh", "sigmoid", "gelu", "silu", "elu", "selu", "leaky_relu", "relu6", "hardtanh", "softplus")
@@ -86,9 +87,13 @@ _add((operator.isub, operator.itruediv, operator.setitem), "unknown", writes=Tru
 _add((F.cat,), "cat", real=plain.cat)
 _add((torch.cat,), "cat")
 for _n in (1, 2, 3):
-    _add((getattr(TF, f"avg_pool{_n}d"),), "pool", space=(_n,), weighs_padding=True)
-    for _name in ("max_pool", "adaptive_avg_pool", "adaptive_max_pool"):
-        _add((getattr(TF, f"{_name}{_n}d"),), "pool", space=(_n,), keeps_constants=True)
+    _add((getattr(TF, f"avg_pool{_n}d"),), "pool", space=(_n,), weighs_padding=True, pack=packing.average(_n))
+    for _name, _pack in (
+        ("max_pool", packing.maximum(_n)),
+        ("adaptive_avg_pool", packing.adaptive("MEAN", _n)),
+        ("adaptive_max_pool", packing.adaptive("MAX", _n)),
+    ):
+        _add((getattr(TF, f"{_name}{_n}d"),), "pool", space=(_n,), keeps_constants=True, pack=_pack)
 _add((TF.interpolate,), "pool", space=(1, 2, 3))  # a constant is one at every size
 _add((torch.mean, torch.sum, torch.amax, torch.amin, "mean", "sum", "amax", "amin"), "reduce")
 _add((torch.flatten, "flatten"), "flatten", keeps_constants=True)

@@ -19,6 +19,7 @@ from quern.errors import CompactionError, ExportError
 from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules, values_of
 from quern.graph.layer_plan import LayerPlan
+from quern.graph.packing import Packer
 
 Select = Callable[[Tensor], Tensor]
 Shape = tuple[int, ...]
@@ -72,6 +73,10 @@ class Writer(Protocol):
 
     def call(self, name: str, module: Callable[[], nn.Module], *args: Any, **kwargs: Any) -> Any:
         """The module, made at its first use, called on recorded values."""
+
+    def layer(self, name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """A layer of the network, as its own Spec writes it."""
+        ...
 
     def tensor(self, name: str, value: Tensor | None) -> Any:
         """A tensor that belongs to the network."""
@@ -222,11 +227,14 @@ class Spec:
         is known, ValueError if this one has none. ``dim`` is the axis of the channels, where the layer does not say."""
         return None
 
-    # ------------------------------------------------------------------------------------------- not known yet
+    # ------------------------------------------------------------------------------------------ for the C runtime
 
-    def pack(self, layer: Any) -> Any:
-        """How it is stored for a runtime: not known of any layer yet."""
-        raise NotImplementedError(f"how a {type(layer).__name__} is packed for a runtime is not known.")
+    packs = False  # whether the runtime knows it as it is: :meth:`pack`; else its real form is packed
+
+    def pack(self, packer: Packer, name: str, layer: Any, out: Any, *args: Any, **kwargs: Any) -> Any:
+        """What it is for the runtime: values in the structure of its output. ``out`` is what it gave for two samples,
+        what follows are the arguments of its forward."""
+        raise ExportError("the runtime does not know it.")
 
 
 # ---------------------------------------------------------------------------------------------------- the register

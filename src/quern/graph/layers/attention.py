@@ -16,7 +16,7 @@ from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules, values_of
 from quern.graph.layer_plan import LayerPlan
 from quern.graph.layers.bases import nonzero
-from quern.graph.spec import Call, Select, Spec, Writer, register, spec_of, take
+from quern.graph.spec import Call, Select, Spec, Writer, register, take
 
 
 def _edges(weight: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class Attention(Spec):
 
         def project(part: str, x: Any) -> Any:
             projection = getattr(layer, f"{part}_proj")
-            return spec_of(projection).to_real(writer, f"{name}.{part}_proj", projection, x)
+            return writer.layer(f"{name}.{part}_proj", projection, x)
 
         mask = None
         if attn_mask is not None:

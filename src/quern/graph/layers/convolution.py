@@ -8,13 +8,14 @@ import torch.nn.functional as TF
 from torch import Tensor, nn
 
 from quern import nn as qnn
-from quern.errors import CompactionError
+from quern.errors import CompactionError, ExportError
 from quern.functional.products import block_weight
 from quern.functional.shapes import same_padding, weight_layout
 from quern.graph import plain
 from quern.graph.layer_plan import LayerPlan
 from quern.graph.layers.bases import factory, image_parts, real_layer
 from quern.graph.layers.linear import Linear
+from quern.graph.packing import Packed, Packer, pad
 from quern.graph.spec import Select, Work, Writer, register, take
 
 _QUATERNION: tuple[Any, ...] = (qnn.QConv1d, qnn.QConv2d, qnn.QConv3d)
@@ -143,6 +144,64 @@ class Convolution(Linear):
         else:
             options["input_parts"] = image_parts(layer.in_channels)
         return _QUATERNION[_REAL.index(type(layer))](layer.in_channels, layer.out_channels, **options)
+
+    # ---------------------------------------------------------------------------------------------------- packing
+
+    def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed, output_size: Any = None) -> Packed:
+        """A sequence is an image of one row; a transposed convolution is one with the kernel turned round, of an input
+        with zeros between its numbers."""
+        space = len(layer.kernel_size)
+        if space > 2:
+            raise ExportError("convolutions over volumes are not in the runtime.")
+        if input.view.dim() != space + 2:
+            raise ExportError("an input without a batch is not in the runtime.")
+        sides, extra = self._sides(layer), (0,) * space
+        weight, constant = self.seen(layer)(layer.weight), getattr(layer, "constant", None)
+        if layer.transposed:
+            sizes = zip(
+                input.view.shape[2:], layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True
+            )
+            least = [(n - 1) * s - 2 * p + d * (k - 1) + 1 for n, k, s, p, d in sizes]
+            extra = tuple(size - n for size, n in zip(out.shape[2:], least, strict=True))
+            axes = tuple(range(-space, 0))
+            weight, constant = weight.flip(axes), None if constant is None else constant.flip(axes)
+        elif layer.padding_mode != "zeros":
+            flat = [side for pair in reversed(sides) for side in pair]
+            input, sides = pad(packer, input, flat, layer.padding_mode), [(0, 0)] * space
+        sides = [(near, far + more) for (near, far), more in zip(sides, extra, strict=True)]
+        if any(near < 0 or far < 0 for near, far in sides):
+            raise ExportError(
+                "a transposed convolution with more padding than its kernel reaches is not in the runtime."
+            )
+        ones, zeros = (1,) * (2 - space), ((0, 0),) * (2 - space)
+        if space == 1:
+            input = input.moved(lambda t: t.unsqueeze(2))
+            weight = weight.unsqueeze(-2)
+            constant = None if constant is None else constant.unsqueeze(-2)
+        (top, bottom), (left, right) = (*zeros, *sides)
+        y = packer.conv(
+            name,
+            input,
+            weight,
+            layer.bias,
+            constant,
+            stride=(1, 1) if layer.transposed else (*ones, *layer.stride),
+            padding=(top, left, bottom, right),
+            dilation=(*ones, *layer.dilation),
+            stuffing=(*ones, *layer.stride) if layer.transposed else (1, 1),
+            groups=layer.groups,
+            parts=self.part_bits(layer),
+        )
+        return y if space == 2 else y.moved(lambda t: t.squeeze(2))
+
+    def _sides(self, layer: Any) -> list[tuple[int, int]]:
+        """What is padded near and far, axis by axis."""
+        if layer.transposed:
+            sizes = zip(layer.kernel_size, layer.dilation, layer.padding, strict=True)
+            return [(d * (k - 1) - p,) * 2 for k, d, p in sizes]
+        if layer.padding == "same":
+            return same_padding(layer.kernel_size, layer.dilation)
+        return [(0, 0)] * len(layer.kernel_size) if layer.padding == "valid" else [(p, p) for p in layer.padding]
 
     # --------------------------------------------------------------------------------------------------- work
 

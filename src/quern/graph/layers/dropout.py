@@ -7,11 +7,15 @@ from torch import nn
 
 from quern import nn as qnn
 from quern.graph.layers.bases import Apart
+from quern.graph.packing import Packed, Packer
 from quern.graph.spec import Writer, register
 
 
 class Identity(Apart):
-    passes = True
+    passes = packs = True
+
+    def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed) -> Packed:
+        return input
 
     def to_real(self, writer: Writer, name: str, layer: Any, input: Any) -> Any:
         return input

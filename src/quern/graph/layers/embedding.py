@@ -10,6 +10,7 @@ from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules
 from quern.graph.layer_plan import LayerPlan
 from quern.graph.layers.bases import nonzero
+from quern.graph.packing import Packed, Packer
 from quern.graph.spec import Call, Select, Spec, Writer, register, take
 
 
@@ -43,15 +44,25 @@ class Embedding(Spec):
     def resize(self, layer: Any, plan: LayerPlan) -> None:
         layer.embedding_dim = 4 * len(plan.left[1])
 
+    def table(self, layer: Any) -> Tensor:
+        """``(entries, 4*n)``, as it is looked up."""
+        table = layer.weight.transpose(0, 1).flatten(1)
+        if layer.max_norm is None:
+            return table
+        length = torch.linalg.vector_norm(table, layer.norm_type, dim=1, keepdim=True)
+        return table * torch.where(length > layer.max_norm, layer.max_norm / length, 1)  # long rows are shortened
+
     def to_real(self, writer: Writer, name: str, layer: Any, input: Any) -> Any:
         def build() -> nn.Module:
-            table = layer.weight.transpose(0, 1).flatten(1)
-            if layer.max_norm is not None:  # the layer shortens long rows when it meets them
-                length = torch.linalg.vector_norm(table, layer.norm_type, dim=1, keepdim=True)
-                table = table * torch.where(length > layer.max_norm, layer.max_norm / length, 1)
-            return nn.Embedding.from_pretrained(table.clone(), freeze=False, padding_idx=layer.padding_idx)
+            table = self.table(layer).clone()
+            return nn.Embedding.from_pretrained(table, freeze=False, padding_idx=layer.padding_idx)
 
         return writer.call(name, build, input)
+
+    packs = True
+
+    def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed) -> Packed:
+        return packer.embed(name, input, self.table(layer))
 
 
 register(qnn.QEmbedding, Embedding())

@@ -13,6 +13,7 @@ from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules
 from quern.graph.layer_plan import LayerPlan
 from quern.graph.layers.bases import OneToOne, factory, image_parts, nonzero, real_layer
+from quern.graph.packing import Packed, Packer
 from quern.graph.spec import Affine, Call, Select, Shape, Work, Writer, add_parameter, both, register, take
 
 
@@ -221,6 +222,17 @@ class Linear(OneToOne):
             return None
         sizes, parts = (layer.in_features, layer.out_features), image_parts(layer.in_features)
         return qnn.QLinear(*sizes, layer.bias is not None, input_parts=parts, **factory(layer))
+
+    # ---------------------------------------------------------------------------------------------------- packing
+
+    packs = True
+
+    def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed) -> Packed:
+        return packer.linear(name, input, self.seen(layer)(layer.weight), layer.bias, self.part_bits(layer))
+
+    def part_bits(self, layer: Any) -> int:
+        """A bit for each component that the input has."""
+        return sum(1 << UNITS.index(part) for part in getattr(layer, "input_parts", UNITS[0]))
 
     # --------------------------------------------------------------------------------------------------- work
 

@@ -1,5 +1,6 @@
 """Normalisations: of batches, whose numbers belong to one channel each, and of layers, which mix all channels."""
 
+import math
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from quern.graph import plain
 from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules
 from quern.graph.layers.bases import OneToOne, PerChannel, factory, nonzero, real_layer
+from quern.graph.packing import Packed, Packer
 from quern.graph.spec import Affine, Call, Spec, Writer, register
 
 
@@ -41,6 +43,16 @@ class BatchNorm(PerChannel):
         if layer.bias is not None:
             shift = shift + layer.bias.double().flatten()
         return Affine(scale, shift, self.space, whole=self.components == 4)
+
+    packs = True
+
+    def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed) -> Packed:
+        affine = self.affine(layer)
+        if affine is None:
+            raise ExportError(_no_statistics(name, layer))
+        shape = (-1, *[1] * (input.view.dim() - 2))
+        scale, shift = (packer.constant(t.float().view(shape)) for t in (affine.scale, affine.shift))
+        return packer.binary("ADD", packer.binary("MUL", input, scale), shift)
 
     def to_real(self, writer: Writer, name: str, layer: Any, input: Any) -> Any:
         if self.components == 1:
@@ -75,6 +87,8 @@ def _no_statistics(name: str, layer: nn.Module) -> str:
 
 class WhiteningBatchNorm(BatchNorm):
     """Its scale is a matrix for each quaternion."""
+
+    packs = False
 
     def __init__(self) -> None:
         super().__init__(4, 2)
@@ -126,6 +140,19 @@ class LayerNorm(OneToOne):
 
 class RealLayerNorm(Spec):
     """Nothing is known of what becomes of its channels."""
+
+    packs = True
+
+    def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed) -> Packed:
+        dims = tuple(range(input.view.dim() - len(layer.normalized_shape), input.view.dim()))
+        share = 1 / math.prod(layer.normalized_shape)
+        mean = packer.unary("AFFINE", packer.reduce("SUM", input, dims, True), share)
+        centred = packer.binary("SUB", input, mean)
+        spread = packer.reduce("SUM", packer.binary("MUL", centred, centred), dims, True)
+        y = packer.binary("MUL", centred, packer.unary("RSQRT", packer.unary("AFFINE", spread, share, layer.eps)))
+        if layer.weight is not None:
+            y = packer.binary("MUL", y, packer.constant(layer.weight))
+        return y if layer.bias is None else packer.binary("ADD", y, packer.constant(layer.bias))
 
     def quaternion_form(self, layer: Any, dim: int) -> nn.Module | None:
         if len(layer.normalized_shape) > 1:

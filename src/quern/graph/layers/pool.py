@@ -5,10 +5,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from quern import nn as qnn
-from quern.graph import plain
+from quern.errors import ExportError
+from quern.graph import packing, plain
 from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules
 from quern.graph.layers.bases import OneToOne
+from quern.graph.packing import Packed, Packer
 from quern.graph.spec import Call, Writer, register
 
 
@@ -29,7 +31,40 @@ class Pool(OneToOne):
         return True
 
 
+class MaxPool(Pool):
+    packs = True
+
+    def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed) -> Packed:
+        function = packing.maximum(self.space[0], "MODULUS" if self.components == 4 else "MAX")
+        sizes = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+        return function(packer, out, input, *sizes, return_indices=layer.return_indices)
+
+
+class AdaptiveMaxPool(Pool):
+    packs = True
+
+    def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed) -> Packed:
+        if layer.return_indices:
+            raise ExportError("the places of the maxima are asked for, which the runtime does not keep.")
+        return packing.adaptive("MAX", self.space[0])(packer, out, input)
+
+
+class Upsample(Pool):
+    packs = True
+
+    def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed) -> Packed:
+        return packing.interpolate(packer, input, layer.size, layer.scale_factor, layer.mode, layer.align_corners)
+
+
 class AveragePool(Pool):
+    packs = True
+
+    def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed) -> Packed:
+        sizes = (layer.kernel_size, layer.stride, layer.padding)
+        divisor = getattr(layer, "divisor_override", None)
+        function = packing.average(self.space[0])
+        return function(packer, out, input, *sizes, count_include_pad=layer.count_include_pad, divisor_override=divisor)
+
     def weighs_padding(self, layer: Any) -> bool:
         padding = layer.padding if isinstance(layer.padding, tuple) else (layer.padding,)
         return (any(padding) and layer.count_include_pad) or getattr(layer, "divisor_override", None) is not None
@@ -39,6 +74,11 @@ class AveragePool(Pool):
 
 
 class AdaptiveAveragePool(Pool):
+    packs = True
+
+    def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed) -> Packed:
+        return packing.adaptive("MEAN", self.space[0])(packer, out, input)
+
     def to_real(self, writer: Writer, name: str, layer: Any, input: Any) -> Any:
         """Over all positions a mean: of channels_last values torch's own pooling would be exported as a gathering of
         strides."""
@@ -48,7 +88,7 @@ class AdaptiveAveragePool(Pool):
         return input.mean(tuple(range(-space, 0)), keepdim=True)
 
 
-class QuaternionPool(Pool):
+class QuaternionPool(MaxPool):
     """By the modulus of whole quaternions."""
 
     components = 4
@@ -63,9 +103,9 @@ class QuaternionPool(Pool):
 
 
 for _n in (1, 2, 3):
-    register(getattr(nn, f"MaxPool{_n}d"), Pool(_n))
-    register(getattr(nn, f"AdaptiveMaxPool{_n}d"), Pool(_n))
+    register(getattr(nn, f"MaxPool{_n}d"), MaxPool(_n))
+    register(getattr(nn, f"AdaptiveMaxPool{_n}d"), AdaptiveMaxPool(_n))
     register(getattr(nn, f"AvgPool{_n}d"), AveragePool(_n))
     register(getattr(nn, f"AdaptiveAvgPool{_n}d"), AdaptiveAveragePool(_n))
     register(getattr(qnn, f"QMaxPool{_n}d"), QuaternionPool(_n))
-register(nn.Upsample, Pool(1, 2, 3))
+register(nn.Upsample, Upsample(1, 2, 3))

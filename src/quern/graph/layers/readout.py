@@ -9,6 +9,7 @@ from quern.graph import plain
 from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules
 from quern.graph.layers.bases import OneToOne
+from quern.graph.packing import Packed, Packer, reshape
 from quern.graph.spec import Call, Writer, register
 
 
@@ -28,6 +29,11 @@ class Flatten(OneToOne):
 
     def keeps_constants(self, layer: Any) -> bool:
         return True
+
+    packs = True
+
+    def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed) -> Packed:
+        return reshape(packer, input, out.shape)
 
     def flattens(self, layer: Any) -> bool:
         return (layer.start_dim, layer.end_dim) == (1, -1)

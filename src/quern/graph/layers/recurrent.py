@@ -8,10 +8,12 @@ from torch import Tensor, nn
 
 from quern import nn as qnn
 from quern.algebra import hamilton
+from quern.errors import ExportError
 from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules, option, unknown, values_of
 from quern.graph.layer_plan import LayerPlan
 from quern.graph.layers.bases import nonzero
+from quern.graph.packing import Packed, Packer, cat, reshape
 from quern.graph.spec import Call, Select, Spec, Work, Writer, add_parameter, both, register, take
 
 
@@ -174,6 +176,44 @@ class Recurrent(Spec):
         if layer.bidirectional:  # torch joins the directions as they are
             output = output.unflatten(-1, (2, 4, -1)).transpose(-3, -2).flatten(-3)
         return output, result[1]
+
+    packs = True
+
+    def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed, hx: Any = None) -> Any:
+        """Level by level: what the input gives to all gates, a linear layer, and then the steps."""
+        if input.view.dim() != 3:
+            raise ExportError("a sequence without a batch is not in the runtime.")
+        kind = {nn.LSTM: "LSTM", nn.GRU: "GRU"}.get(self.real) or f"RNN_{layer.nonlinearity.upper()}"  # pyright: ignore[reportArgumentType, reportCallIssue]
+        count, parts = (2 if kind == "LSTM" else 1), self.components
+        units = layer.hidden_size // parts
+        x = packer.contiguous(input)
+        given = () if hx is None else hx if isinstance(hx, tuple) else (hx,)
+        last: list[list[Packed]] = [[] for _ in range(count)]
+        for level, row in enumerate(_suffixes(layer)):
+            directions = []
+            for way, suffix in enumerate(row):
+                into, own = (self._seen(layer.get_parameter(f"weight_{at}_{suffix}")) for at in ("ih", "hh"))
+                if layer.bias:
+                    first, second = (self._seen(layer.get_parameter(f"bias_{at}_{suffix}")) for at in ("ih", "hh"))
+                else:
+                    first = second = into.new_zeros(into.shape[:2])
+                place = level * len(row) + way
+                states = [state.moved(lambda t, place=place: t[place]) for state in given] or [None] * count
+                gates = packer.linear(f"{name}.weight_ih_{suffix}", x, into, first, (1 << parts) - 1)
+                where = f"{name}.weight_hh_{suffix}"
+                y, ends = packer.recurrent(where, kind, gates, own, second, states, reverse=way == 1)
+                directions.append(y)
+                for collected, end in zip(last, ends, strict=True):
+                    collected.append(end)
+            split = [y.moved(lambda t: t.unflatten(-1, (parts, units))) for y in directions]
+            joined = split[0] if len(split) == 1 else cat(packer, split, -1)
+            x = reshape(packer, joined, (*x.view.shape[:2], len(row) * layer.hidden_size))
+        final = tuple(cat(packer, [end.moved(lambda t: t.unsqueeze(0)) for end in ends], 0) for ends in last)
+        output = x if layer.batch_first else x.moved(lambda t: t.transpose(0, 1))
+        return output, final if kind == "LSTM" else final[0]
+
+    def _seen(self, t: Tensor) -> Tensor:
+        return t if self.components == 4 else t.unsqueeze(0)
 
     def work(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> list[Work]:
         input = args[0] if args else kwargs["input"]

@@ -1,0 +1,2158 @@
+/* The runtime of packed networks; quern_rt.h says what it is for and what is in a blob. From top to bottom: numbers and
+ * vectors, activations, weights, convolutions, the other operations, checking, running. */
+#include "quern_rt.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---------------------------------------------------------------------------------------------- vectors and numbers */
+
+/* Vectors of the compiler's own. A loop over pixels takes LANES of them at once; where there are no vector units it is a
+ * plain loop, because a vector of four would be taken apart and spilled. */
+#if defined(__AVX__)
+#define LANES 8
+#elif defined(__SSE2__) || defined(__ARM_NEON) || defined(__wasm_simd128__)
+#define LANES 4
+#else
+#define LANES 1
+#endif
+
+#if defined(__AVX2__) || defined(__SSE2__)
+#include <immintrin.h>
+#elif defined(__wasm_simd128__)
+#include <wasm_simd128.h>
+#elif defined(__ARM_FEATURE_DSP) && LANES == 1
+#include <arm_acle.h>
+#endif
+
+/* How many sums an inner loop can keep: of quaternions at so many vectors of positions, of a block of outputs. */
+#if defined(__AVX512VL__)
+enum { QUATERNION_VECTORS = 4, BLOCK = 8, BLOCK_VECTORS = 3 };
+#else
+enum { QUATERNION_VECTORS = 2, BLOCK = 4, BLOCK_VECTORS = 3 };
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+/* Inner loops are functions of their own: inside of a larger one compilers run out of registers for the sums. */
+#define KERNEL static __attribute__((noinline))
+
+#if LANES > 1
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+#else
+typedef float vf;
+typedef int32_t vi;
+#endif
+typedef float v4 __attribute__((vector_size(16))); /* one quaternion */
+
+INLINE vf load(const float *p) {
+    vf v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
+INLINE vi load_i(const int32_t *p) {
+    vi v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+INLINE void store_i(int32_t *p, vi v) { memcpy(p, &v, sizeof v); }
+INLINE v4 load4(const float *p) {
+    v4 v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+/* Of two vectors one after the other: numbers of both in another order. */
+#if defined(__clang__)
+#define SHUFFLE(type, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t vi4 __attribute__((vector_size(16)));
+#define SHUFFLE(type, a, b, ...) __builtin_shuffle(a, b, (type){__VA_ARGS__})
+#endif
+#if LANES == 8
+#define EVEN(a, b) SHUFFLE(vi, a, b, 0, 2, 4, 6, 8, 10, 12, 14)
+#define ODD(a, b) SHUFFLE(vi, a, b, 1, 3, 5, 7, 9, 11, 13, 15)
+#define SPREAD(q, n) SHUFFLE(vi, q, q, n, n, n, n, 4 + n, 4 + n, 4 + n, 4 + n) /* number n of each quaternion, four times */
+#elif LANES == 4
+#define EVEN(a, b) SHUFFLE(vi, a, b, 0, 2, 4, 6)
+#define ODD(a, b) SHUFFLE(vi, a, b, 1, 3, 5, 7)
+#define SPREAD(q, n) SHUFFLE(vi, q, q, n, n, n, n)
+#endif
+
+/* The larger numbers; b where one is no number. */
+INLINE vf maximum(vf a, vf b) {
+#if LANES == 8
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+    return (vf)_mm_max_ps((__m128)a, (__m128)b);
+#elif LANES == 1
+    return a > b ? a : b;
+#else
+    vi first = a > b;
+    return (vf)((first & (vi)a) | (~first & (vi)b));
+#endif
+}
+
+INLINE vf splat(float x) { return x - (vf){0}; }
+INLINE vi splat_i(int32_t x) { return x - (vi){0}; }
+
+/* In every lane: the sum of the products of the two int16 of `a` and `b`. It is what processors have an instruction for. */
+INLINE vi dot_pairs(vi a, vi b) {
+#if defined(__AVX2__)
+    return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__) && LANES == 4
+    return (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#elif defined(__wasm_simd128__)
+    return (vi)wasm_i32x4_dot_i16x8((v128_t)a, (v128_t)b);
+#elif defined(__ARM_FEATURE_DSP) && LANES == 1
+    return __smuad(a, b);
+#elif LANES == 1
+    return (int16_t)(a & 0xffff) * (int16_t)(b & 0xffff) + (a >> 16) * (b >> 16);
+#else
+    typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+    return ((vi)((vu)a << 16) >> 16) * ((vi)((vu)b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+INLINE int32_t pair(int32_t low, int32_t high) {
+    return (int32_t)(((uint32_t)low & 0xffffu) | ((uint32_t)high << 16));
+}
+
+INLINE float as_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static float half_to_float(uint16_t half) {
+    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, rest = (uint32_t)(half & 0x7fffu) << 13;
+    if (rest >= 0x0f800000u) { /* infinite, or no number */
+        return as_float(sign | 0x7f800000u | (rest & 0x007fffffu));
+    }
+    /* The exponent is off by 112, which a product mends, subnormal numbers included. */
+    return as_float(sign | 0x3f800000u) * (as_float(rest) * as_float(0x77800000u));
+}
+
+INLINE size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+INLINE size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+/* -------------------------------------------------------------------------------------------------------- activations */
+
+static float exp_(float x) {
+    float n, r, p;
+    if (x != x) return x;
+    if (x > 88.72f) return as_float(0x7f800000u);
+    if (x < -103.9f) return 0.0f;
+    n = (float)(int32_t)(x * 1.44269504f + (x < 0 ? -0.5f : 0.5f));
+    r = (x - n * 0.693359375f) + n * 2.12194440e-4f; /* the logarithm of 2 in two parts */
+    p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    if (n > 127.0f) return p * as_float(0x7f000000u) * 2.0f;
+    if (n < -126.0f) return p * as_float((uint32_t)(n + 253.0f) << 23) * as_float(0x00800000u);
+    return p * as_float((uint32_t)(n + 127.0f) << 23);
+}
+
+/* log(1 + x) for x from 0 to 1, by the series of the inverse hyperbolic tangent. */
+static float log1p_(float x) {
+    float s = x / (2.0f + x), q = s * s;
+    return 2.0f * s *
+           (1.0f + q * (1.0f / 3 + q * (1.0f / 5 + q * (1.0f / 7 + q * (1.0f / 9 + q * (1.0f / 11 + q / 13))))));
+}
+
+static float log_(float x) {
+    uint32_t bits;
+    int32_t exponent = 0;
+    float fraction;
+    if (!(x > 0)) return x == 0 ? -as_float(0x7f800000u) : as_float(0x7fc00000u);
+    if (x > 3.4e38f) return x;
+    if (x < 1.17549435e-38f) {
+        x *= 16777216.0f;
+        exponent = -24;
+    }
+    memcpy(&bits, &x, sizeof bits);
+    exponent += (int32_t)(bits >> 23) - 127;
+    fraction = as_float((bits & 0x007fffffu) | 0x3f800000u); /* 1 to 2 */
+    return log1p_(fraction - 1.0f) + (float)exponent * 0.693147181f;
+}
+
+static float softplus(float x) { return (x > 0 ? x : 0.0f) + log1p_(exp_(x > 0 ? -x : x)); }
+
+static float sigmoid(float x) {
+    float e = exp_(x > 0 ? -x : x);
+    return x > 0 ? 1.0f / (1.0f + e) : e / (1.0f + e);
+}
+
+static float tanh_(float x) {
+    float q = x * x, e;
+    if (q < 0.04f) return x * (1.0f + q * (-1.0f / 3 + q * (2.0f / 15 + q * (-17.0f / 315 + q * (62.0f / 2835)))));
+    e = exp_(x > 0 ? -2.0f * x : 2.0f * x);
+    return x > 0 ? (1.0f - e) / (1.0f + e) : (e - 1.0f) / (1.0f + e);
+}
+
+/* The error function, off by 1.5e-7 at most (Abramowitz and Stegun, 7.1.26). */
+static float erf_(float x) {
+    float z = x < 0 ? -x : x, t = 1.0f / (1.0f + 0.3275911f * z);
+    float p = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+    float y = 1.0f - p * exp_(-z * z);
+    return x < 0 ? -y : y;
+}
+
+static float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
+
+static float activate(uint32_t kind, float x, float a, float b) {
+    switch (kind) {
+    case QRN_LEAKY_RELU: return x < 0 ? a * x : x;
+    case QRN_CLAMP: return clamp(x, a, b);
+    case QRN_TANH: return tanh_(x);
+    case QRN_SIGMOID: return sigmoid(x);
+    case QRN_SILU: return x * sigmoid(x);
+    case QRN_ELU: return x > 0 ? x : a * (exp_(x) - 1.0f);
+    case QRN_CELU: return x > 0 ? x : a * (exp_(x / a) - 1.0f);
+    case QRN_SELU: return 1.05070099f * (x > 0 ? x : 1.67326324f * (exp_(x) - 1.0f));
+    case QRN_GELU: return 0.5f * x * (1.0f + erf_(x * 0.707106781f));
+    case QRN_GELU_TANH: return 0.5f * x * (1.0f + tanh_(0.797884561f * (x + 0.044715f * x * x * x)));
+    case QRN_SOFTPLUS: return a * x > b ? x : softplus(a * x) / a;
+    case QRN_MISH: return x * tanh_(softplus(x));
+    case QRN_HARDSWISH: return x * clamp(x + 3.0f, 0.0f, 6.0f) / 6.0f;
+    case QRN_HARDSIGMOID: return clamp(x + 3.0f, 0.0f, 6.0f) / 6.0f;
+    case QRN_SOFTSIGN: return x / (1.0f + (x < 0 ? -x : x));
+    case QRN_TANHSHRINK: return x - tanh_(x);
+    case QRN_LOGSIGMOID: return -softplus(-x);
+    case QRN_EXP: return exp_(x);
+    case QRN_SQRT: return sqrtf(x);
+    case QRN_RSQRT: return 1.0f / sqrtf(x);
+    case QRN_INVERSE: return x == 0 ? 0.0f : 1.0f / x;
+    case QRN_AFFINE: return a * x + b;
+    case QRN_LOG: return log_(x);
+    default: return x;
+    }
+}
+
+static void unary(uint32_t kind, const float *x, float *y, size_t count, float a, float b) {
+    size_t n;
+    if (kind == QRN_RELU) { /* a loop of its own, which compilers turn into vectors */
+        for (n = 0; n < count; n++) y[n] = x[n] < 0 ? 0.0f : x[n];
+    } else if (kind != QRN_IDENTITY || x != y) {
+        for (n = 0; n < count; n++) y[n] = activate(kind, x[n], a, b);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------- blobs */
+
+typedef struct {
+    const uint8_t *blob;
+    uint8_t *arena;
+    uint8_t *scratch; /* what is left of the arena behind the tensors */
+    size_t scratch_bytes;
+} machine;
+
+INLINE const void *at(const machine *m, uint32_t address) {
+    return address & QRN_IN_BLOB ? m->blob + (address - QRN_IN_BLOB) : m->arena + address;
+}
+INLINE void *out_at(const machine *m, uint32_t address) { return m->arena + address; }
+
+INLINE int is_none(uint32_t address) { return address == (uint32_t)QRN_NONE; }
+
+/* A part of the scratch memory: rounded up, so that the next part is aligned. */
+INLINE size_t reserve(size_t *used, size_t bytes) {
+    size_t here = *used;
+    *used += (bytes + 31) & ~(size_t)31;
+    return here;
+}
+
+/* ----------------------------------------------------------------------------------------------------------- weights */
+
+typedef struct {
+    size_t components, outputs, taps;
+    uint32_t dtype;
+    int pairs; /* an int8 product: units are made of int16 */
+    const void *values;
+    const uint32_t *starts, *gap_starts; /* NULL if dense */
+    const uint8_t *gaps;
+    const void *bias;
+    const float *scales;
+} weights;
+
+static weights weights_of(const uint8_t *blob, const uint32_t *words, int pairs) {
+    weights w;
+#define ADDRESS(word) (is_none(words[word]) ? NULL : (const void *)(blob + (words[word] - QRN_IN_BLOB)))
+    w.components = words[QRN_W_COMPONENTS];
+    w.outputs = words[QRN_W_OUTPUTS];
+    w.taps = words[QRN_W_TAPS];
+    w.dtype = words[QRN_W_DTYPE];
+    w.pairs = pairs;
+    w.values = ADDRESS(QRN_W_VALUES);
+    w.starts = (const uint32_t *)ADDRESS(QRN_W_STARTS);
+    w.gaps = (const uint8_t *)ADDRESS(QRN_W_GAPS);
+    w.gap_starts = (const uint32_t *)ADDRESS(QRN_W_GAP_STARTS);
+    w.bias = ADDRESS(QRN_W_BIAS);
+    w.scales = (const float *)ADDRESS(QRN_W_SCALES);
+#undef ADDRESS
+    return w;
+}
+
+/* Numbers in a unit of weight as it is stored, and as a product takes it. */
+INLINE size_t stored_width(const weights *w) { return w->components == 4 ? 4 : w->pairs ? 2 : 1; }
+INLINE size_t working_width(const weights *w) { return !w->pairs ? w->components : w->components == 4 ? 8 : 1; }
+
+INLINE size_t first_unit(const weights *w, size_t o) { return w->starts ? w->starts[o] : o * w->taps; }
+INLINE size_t unit_count(const weights *w, size_t o) { return first_unit(w, o + 1) - first_unit(w, o); }
+
+/* Bytes of scratch for the units of one output. */
+INLINE size_t working_bytes(const weights *w) {
+    return w->dtype == QRN_F32 ? 0 : 4 * w->taps * working_width(w);
+}
+
+/* The units of output `o` as the product takes them: where they lie, if they are floats, else written to `scratch`. */
+static const float *floats_of(const weights *w, size_t o, float *scratch) {
+    size_t first = first_unit(w, o) * stored_width(w), count = unit_count(w, o) * stored_width(w), n;
+    if (w->dtype == QRN_F32) return (const float *)w->values + first;
+    if (w->dtype == QRN_F16) {
+        const uint16_t *halves = (const uint16_t *)w->values + first;
+        for (n = 0; n < count; n++) scratch[n] = half_to_float(halves[n]);
+    } else {
+        const int8_t *bytes = (const int8_t *)w->values + first;
+        for (n = 0; n < count; n++) scratch[n] = (float)bytes[n] * w->scales[o];
+    }
+    return scratch;
+}
+
+/* For each component of the result one pair for (r, i) of the input and one for (j, k): the left product by w. */
+static const int32_t *pairs_of(const weights *w, size_t o, int32_t *scratch) {
+    size_t count = unit_count(w, o), n;
+    const int8_t *q = (const int8_t *)w->values + first_unit(w, o) * stored_width(w);
+    int32_t *p = scratch;
+    if (w->components == 1) {
+        for (n = 0; n < count; n++) scratch[n] = pair(q[2 * n], q[2 * n + 1]);
+        return scratch;
+    }
+    for (n = 0; n < count; n++, q += 4, p += 8) {
+        p[0] = pair(q[0], -q[1]);
+        p[1] = pair(-q[2], -q[3]);
+        p[2] = pair(q[1], q[0]);
+        p[3] = pair(-q[3], q[2]);
+        p[4] = pair(q[2], q[3]);
+        p[5] = pair(q[0], -q[1]);
+        p[6] = pair(q[3], -q[2]);
+        p[7] = pair(q[1], q[0]);
+    }
+    return scratch;
+}
+
+/* The taps of the units of output `o` that are stored; with `place`, what stands there for each. */
+static void stored_taps(const weights *w, size_t o, const int32_t *place, int32_t *out) {
+    const uint8_t *gap = w->gaps + w->gap_starts[o], *end = w->gaps + w->gap_starts[o + 1];
+    size_t t = 0;
+    for (; gap < end; gap++, t++) {
+        for (; *gap == 255; gap++) t += 255;
+        t += *gap;
+        *out++ = place ? place[t] : (int32_t)t;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------- convolutions */
+
+/* The input is copied to planes with zero borders, so that a tap of the kernel is a shift: result p is the sum of
+ * weight * plane[p + shift]. With a stride the rows and columns that a tap meets lie side by side (phases). The inner loop
+ * runs over positions. They are taken row by row, or through the borders as one long row, whichever is fewer vectors;
+ * what is computed for positions in the border is not looked at. Where that is much of an
+ * image, and many outputs are to be made of it, each tap gets a plane of its own without any (gathered). */
+typedef struct {
+    weights w;
+    size_t channels, groups, area, kernel[2], stride[2], dilation[2], stuffing[2], padding[2], size[2];
+    size_t used[2]; /* rows and columns of the input that are looked at */
+    size_t parts; /* components of the input, a bit each */
+    size_t sets, units, pitch, plane;       /* of the planes that are multiplied */
+    size_t padded, padded_pitch;            /* of a plane with its borders */
+    size_t out[2], vectors, row; /* positions; vectors of them; numbers from row to row of the results */
+    int by_rows, in_place, gathered, whole; /* whole: eight products a quaternion for a block of outputs at once, or a block of real outputs */
+    size_t planes_at, padded_at, places_at, stored_at, kernel_at, ones_at, units_at, sums_at, block_at, scratch;
+} convolution;
+
+static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast) {
+    convolution c;
+    size_t phase[2], axis, flat, rows, taps, used = 0, stored, dense, products;
+    int pairs = op[QRN_CONV_X_DTYPE] == QRN_I8, constant = !is_none(op[QRN_CONV_CONSTANT]);
+    c.w = weights_of(blob, op + QRN_CONV_WEIGHTS, pairs);
+    c.channels = op[QRN_CONV_CHANNELS];
+    c.groups = op[QRN_CONV_GROUPS];
+    c.parts = op[QRN_CONV_PARTS];
+    for (axis = 0; axis < 2; axis++) {
+        size_t near = op[QRN_CONV_PADDING + axis], far = op[QRN_CONV_PADDING + 2 + axis];
+        c.size[axis] = op[QRN_CONV_HEIGHT + axis];
+        c.kernel[axis] = op[QRN_CONV_KERNEL + axis];
+        c.stride[axis] = op[QRN_CONV_STRIDE + axis];
+        c.dilation[axis] = op[QRN_CONV_DILATION + axis];
+        c.stuffing[axis] = op[QRN_CONV_STUFFING + axis];
+        c.padding[axis] = near;
+        c.out[axis] = ((c.size[axis] - 1) * c.stuffing[axis] + 1 + near + far - (c.kernel[axis] - 1) * c.dilation[axis] - 1) /
+                          c.stride[axis] + 1;
+        if (op[QRN_CONV_POOL]) c.out[axis] &= ~(size_t)1; /* what would not be pooled is not computed */
+        phase[axis] = c.out[axis] + (c.kernel[axis] - 1) * c.dilation[axis] / c.stride[axis];
+        c.used[axis] = 0;
+        if (phase[axis] * c.stride[axis] > near) {
+            c.used[axis] = smaller(c.size[axis], (phase[axis] * c.stride[axis] - near - 1) / c.stuffing[axis] + 1);
+        }
+    }
+    c.area = c.kernel[0] * c.kernel[1];
+    c.pitch = phase[1];
+    c.plane = c.stride[0] * c.stride[1] * phase[0] * phase[1];
+    taps = c.w.taps;
+    if (pairs) {
+        c.sets = c.w.components == 4 ? 2 : 1;
+        c.units = c.w.components == 4 ? c.channels : c.groups * ((c.channels / c.groups + 1) / 2);
+    } else {
+        c.sets = c.w.components == 1 || c.parts == 1 ? 1 : c.parts == 14 ? 3 : 4;
+        c.units = c.channels;
+    }
+    flat = ((c.out[0] - 1) * c.pitch + c.out[1] + LANES - 1) / LANES;
+    rows = c.out[0] * ((c.out[1] + LANES - 1) / LANES);
+    c.by_rows = rows <= flat;
+    c.vectors = c.by_rows ? rows : flat;
+    c.row = c.by_rows ? (c.out[1] + LANES - 1) / LANES * LANES : c.pitch;
+    stored = first_unit(&c.w, c.w.outputs);
+    /* Half of the products for all of the places: worth it from somewhat more than half of them on. */
+    c.whole = fast && LANES > 1 && !pairs && c.vectors > 1 && c.w.outputs / c.groups > 1 &&
+              (c.w.components == 1 ? 10 * stored > 4 * c.w.outputs * taps
+                                   : c.sets == 4 && c.parts == 15 && 20 * stored > 11 * c.w.outputs * taps);
+    if (c.whole && c.w.components == 4) c.sets = 8;
+    dense = (c.out[0] * c.out[1] + LANES - 1) / LANES;
+    products = c.whole ? (c.w.components == 4 ? 8 : 1) * c.w.outputs * taps : stored * c.w.components * c.w.components;
+    c.gathered = fast && LANES > 1 && products * (c.vectors - smaller(dense, c.vectors)) > 6 * c.sets * c.units * c.area * dense;
+    c.padded = c.plane;
+    c.padded_pitch = c.pitch;
+    if (c.gathered) {
+        c.by_rows = 0;
+        c.vectors = dense;
+        c.row = c.pitch = c.out[1];
+        c.plane = c.area * dense * LANES;
+    }
+    c.in_place = !c.gathered && !pairs && c.sets < 8 && !constant && (c.sets != 4 || c.parts == 15) && c.plane == c.size[0] * c.size[1] &&
+                 c.stride[0] * c.stride[1] == 1;
+    c.planes_at = c.in_place ? 0 : reserve(&used, 4 * (c.sets * c.units * c.plane + LANES));
+    c.padded_at = c.gathered ? reserve(&used, 4 * (c.padded + LANES)) : 0;
+    c.ones_at = constant ? reserve(&used, 4 * (c.plane + LANES)) : 0;
+    c.kernel_at = reserve(&used, 4 * c.area);
+    c.places_at = reserve(&used, 4 * taps);
+    c.stored_at = reserve(&used, c.w.starts && !c.whole ? 4 * taps : 0);
+    c.units_at = reserve(&used, working_bytes(&c.w));
+    c.sums_at = reserve(&used, 4 * (c.w.components * c.vectors * LANES * (c.whole ? BLOCK : 1) + 3 * LANES));
+    c.block_at = c.whole ? reserve(&used, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
+    c.scratch = used;
+    return c;
+}
+
+/* Copy `count` numbers. No number beyond them is written; vectors may overlap. */
+INLINE void copy_row(const float *x, size_t count, float *y) {
+    size_t k = 0;
+    if (count >= LANES) {
+        for (; k + LANES <= count; k += LANES) store(y + k, load(x + k));
+        if (k < count) store(y + count - LANES, load(x + count - LANES));
+        return;
+    }
+    if (count >= 4) { /* up to seven */
+        v4 first = load4(x), last = load4(x + count - 4);
+        memcpy(y, &first, sizeof first);
+        memcpy(y + count - 4, &last, sizeof last);
+        return;
+    }
+    for (; k < count; k++) y[k] = x[k];
+}
+
+/* Where in a plane the first tap of the kernel meets row y, column x of the padded input. */
+INLINE size_t place_of(const convolution *c, size_t y, size_t x) {
+    size_t phase = y % c->stride[0] * c->stride[1] + x % c->stride[1];
+    return phase * (c->padded / (c->stride[0] * c->stride[1])) + y / c->stride[0] * c->padded_pitch + x / c->stride[1];
+}
+
+static int plain(const convolution *c) { return c->stride[0] * c->stride[1] * c->stuffing[0] * c->stuffing[1] == 1; }
+
+static void pad_floats(const convolution *c, const float *x, float *plane) {
+    size_t y, k, width = c->used[1];
+    memset(plane, 0, 4 * c->padded);
+    for (y = 0; y < c->used[0]; y++, x += c->size[1]) {
+        size_t row = c->padding[0] + y * c->stuffing[0];
+        if (plain(c)) {
+            copy_row(x, width, plane + row * c->padded_pitch + c->padding[1]);
+        } else {
+            for (k = 0; k < width; k++) plane[place_of(c, row, c->padding[1] + k * c->stuffing[1])] = x[k];
+        }
+    }
+}
+
+/* Two planes of bytes, either of which may be missing, as one of int16 pairs. */
+static void pad_pairs(const convolution *c, const int8_t *low, const int8_t *high, int32_t zero, int32_t *plane) {
+    size_t y, k;
+    memset(plane, 0, 4 * c->padded);
+    for (y = 0; y < c->used[0]; y++) {
+        size_t row = c->padding[0] + y * c->stuffing[0], n = y * c->size[1];
+        int32_t *to = plane + row * c->padded_pitch + c->padding[1];
+        for (k = 0; k < c->used[1]; k++, n++) {
+            int32_t value = pair(low ? low[n] - zero : 0, high ? high[n] - zero : 0);
+            if (plain(c)) {
+                to[k] = value;
+            } else {
+                plane[place_of(c, row, c->padding[1] + k * c->stuffing[1])] = value;
+            }
+        }
+    }
+}
+
+/* For each tap the numbers that it meets, one after the other, of a plane with its borders. */
+static void gather_taps(const convolution *c, const void *from, void *to) {
+    const float *padded = (const float *)from;
+    float *plane = (float *)to;
+    size_t n, k, y, size = c->vectors * LANES;
+    for (n = 0; n < c->kernel[0]; n++) {
+        for (k = 0; k < c->kernel[1]; k++, plane += size) {
+            const float *p = padded + place_of(c, n * c->dilation[0], k * c->dilation[1]);
+            for (y = 0; y < c->out[0]; y++) copy_row(p + y * c->padded_pitch, c->out[1], plane + y * c->out[1]);
+            memset(plane + c->out[0] * c->out[1], 0, 4 * (size - c->out[0] * c->out[1]));
+        }
+    }
+}
+
+static void prepare_floats(const convolution *c, const float *x, float *planes, float *padded) {
+    size_t part, set = 0, n, size = c->size[0] * c->size[1], count = c->units * c->plane;
+    float *first = c->sets == 8 ? planes + 4 * count : planes; /* sums and differences of components come before them */
+    for (part = 0; part < c->w.components; part++) {
+        if (c->parts >> part & 1) {
+            for (n = 0; n < c->units; n++, x += size) {
+                float *plane = first + set * count + n * c->plane;
+                pad_floats(c, x, c->gathered ? padded : plane);
+                if (c->gathered) gather_taps(c, padded, plane);
+            }
+            set++;
+        } else if (c->sets >= 4) {
+            memset(first + set * count, 0, 4 * count);
+            set++;
+        }
+    }
+    if (c->sets == 8) {
+        for (n = 0; n + LANES <= count + LANES - 1; n += LANES) { /* the last vector may end in what is overwritten below */
+            const float *p = first + smaller(n, count - smaller(count, LANES));
+            size_t k = (size_t)(p - first);
+            vf r = load(p), i = load(p + count), j = load(p + 2 * count), q = load(p + 3 * count);
+            vf s = r + i, d = r - i, t = j + q, e = j - q;
+            store(planes + k, s + t);
+            store(planes + count + k, d + e);
+            store(planes + 2 * count + k, s - t);
+            store(planes + 3 * count + k, d - e);
+        }
+    }
+    memset(planes + c->sets * count, 0, 4 * LANES);
+}
+
+static void prepare_pair(const convolution *c, const int8_t *low, const int8_t *high, int32_t zero, int32_t *plane,
+                         int32_t *padded) {
+    pad_pairs(c, low, high, zero, c->gathered ? padded : plane);
+    if (c->gathered) gather_taps(c, padded, plane);
+}
+
+static void prepare_pairs(const convolution *c, const int8_t *x, int32_t zero, int32_t *planes, int32_t *padded) {
+    size_t size = c->size[0] * c->size[1], n, g, set;
+    if (c->w.components == 1) {
+        size_t per_group = c->channels / c->groups;
+        for (g = 0; g < c->groups; g++) {
+            for (n = 0; n < per_group; n += 2, planes += c->plane) {
+                const int8_t *low = x + (g * per_group + n) * size;
+                prepare_pair(c, low, n + 1 < per_group ? low + size : NULL, zero, planes, padded);
+            }
+        }
+    } else {
+        const int8_t *part[4];
+        for (n = 0; n < 4; n++) {
+            part[n] = c->parts >> n & 1 ? x : NULL;
+            if (part[n]) x += c->channels * size;
+        }
+        for (set = 0; set < 2; set++) {
+            for (n = 0; n < c->channels; n++, planes += c->plane) {
+                const int8_t *low = part[2 * set], *high = part[2 * set + 1];
+                prepare_pair(c, low ? low + n * size : NULL, high ? high + n * size : NULL, zero, planes, padded);
+            }
+        }
+    }
+    memset(planes, 0, 4 * LANES);
+}
+
+/* The first position of each vector, one after the other. */
+typedef struct {
+    size_t at, end, row;
+} walk;
+INLINE walk walk_of(const convolution *c) {
+    walk w = {0, c->by_rows ? c->row : (size_t)-1 / 2, 0};
+    return w;
+}
+INLINE size_t next_vector(const convolution *c, walk *w) {
+    size_t here = w->at;
+    w->at += LANES;
+    if (w->at >= w->end) {
+        w->row += c->pitch;
+        w->at = w->row;
+        w->end = w->row + c->row;
+    }
+    return here;
+}
+
+/* One quaternion output at up to four vectors of positions: 16 products for each unit, 12 or 4 if the input has no more
+ * components. Sums have names, because compilers keep arrays of them in memory. */
+INLINE void quaternion_tile(const float *x, size_t set, size_t sets, const int32_t *place, const float *w, size_t count,
+                            const float *bias, const size_t *start, int vectors, float *y, size_t stride) {
+    vf r = splat(bias[0]), i = splat(bias[1]), j = splat(bias[2]), k = splat(bias[3]);
+    vf r2 = r, i2 = i, j2 = j, k2 = k, r3 = r, i3 = i, j3 = j, k3 = k, r4 = r, i4 = i, j4 = j, k4 = k;
+    size_t s;
+#define MULTIPLY(first, r, i, j, k)                                                               \
+    do {                                                                                          \
+        const float *p = x + place[s] + (first);                                                  \
+        if (sets != 3) {                                                                          \
+            vf xr = load(p);                                                                      \
+            r += wr * xr, i += wi * xr, j += wj * xr, k += wk * xr;                               \
+        }                                                                                         \
+        if (sets >= 3) {                                                                          \
+            const float *rest = sets == 3 ? p : p + set;                                          \
+            vf xi = load(rest), xj = load(rest + set), xk = load(rest + 2 * set);                 \
+            r -= wi * xi, i += wr * xi, j += wk * xi, k -= wj * xi;                               \
+            r -= wj * xj, i -= wk * xj, j += wr * xj, k += wi * xj;                               \
+            r -= wk * xk, i += wj * xk, j -= wi * xk, k += wr * xk;                               \
+        }                                                                                         \
+    } while (0)
+    for (s = 0; s < count; s++, w += 4) {
+        vf wr = splat(w[0]), wi = splat(w[1]), wj = splat(w[2]), wk = splat(w[3]);
+        MULTIPLY(start[0], r, i, j, k);
+        if (vectors > 1) MULTIPLY(start[1], r2, i2, j2, k2);
+        if (vectors > 2) MULTIPLY(start[2], r3, i3, j3, k3);
+        if (vectors > 3) MULTIPLY(start[3], r4, i4, j4, k4);
+    }
+#undef MULTIPLY
+#define STORE(n, r, i, j, k)                          \
+    if (vectors > (n)) {                              \
+        store(y + (n) * LANES, r);                    \
+        store(y + (n) * LANES + stride, i);           \
+        store(y + (n) * LANES + 2 * stride, j);       \
+        store(y + (n) * LANES + 3 * stride, k);       \
+    }
+    STORE(0, r, i, j, k)
+    STORE(1, r2, i2, j2, k2)
+    STORE(2, r3, i3, j3, k3)
+    STORE(3, r4, i4, j4, k4)
+#undef STORE
+}
+
+#define QUATERNION_KERNEL(sets, vectors)                                                                                   \
+    KERNEL void quaternion_##sets##_##vectors(const float *x, size_t set, const int32_t *place, const float *w, size_t count, \
+                                              const float *bias, const size_t *start, float *y, size_t stride) {             \
+        quaternion_tile(x, set, sets, place, w, count, bias, start, vectors, y, stride);                                     \
+    }
+#define QUATERNION_KERNELS(vectors) QUATERNION_KERNEL(1, vectors) QUATERNION_KERNEL(3, vectors) QUATERNION_KERNEL(4, vectors)
+QUATERNION_KERNELS(1)
+QUATERNION_KERNELS(2)
+#if defined(__AVX512VL__)
+QUATERNION_KERNELS(3)
+QUATERNION_KERNELS(4)
+#endif
+#undef QUATERNION_KERNELS
+#undef QUATERNION_KERNEL
+
+static void quaternion_output(const convolution *c, const float *x, const int32_t *place, const float *w, size_t count,
+                              const float *bias, float *y) {
+    static void (*const kernels[][QUATERNION_VECTORS])(const float *, size_t, const int32_t *, const float *, size_t,
+                                                       const float *, const size_t *, float *, size_t) = {
+#if defined(__AVX512VL__)
+        {quaternion_1_1, quaternion_1_2, quaternion_1_3, quaternion_1_4},
+        {quaternion_3_1, quaternion_3_2, quaternion_3_3, quaternion_3_4},
+        {quaternion_4_1, quaternion_4_2, quaternion_4_3, quaternion_4_4}
+#else
+        {quaternion_1_1, quaternion_1_2}, {quaternion_3_1, quaternion_3_2}, {quaternion_4_1, quaternion_4_2}
+#endif
+    };
+    size_t set = c->units * c->plane, stride = c->vectors * LANES, v, n, vectors, start[QUATERNION_VECTORS];
+    walk at = walk_of(c);
+    for (v = 0; v < c->vectors; v += vectors) {
+        vectors = smaller(QUATERNION_VECTORS, c->vectors - v);
+        for (n = 0; n < vectors; n++) start[n] = next_vector(c, &at);
+        kernels[c->sets == 4 ? 2 : c->sets == 3 ? 1 : 0][vectors - 1](x, set, place, w, count, bias, start, y + v * LANES, stride);
+    }
+}
+
+/* One real output at one or four vectors of positions. */
+INLINE void real_tile(const float *x, const int32_t *place, const float *w, size_t count, float bias, const size_t *start,
+                      int vectors, float *y) {
+    vf a = splat(bias), b = a, c = a, d = a;
+    size_t s;
+    for (s = 0; s < count; s++) {
+        const float *p = x + place[s];
+        vf ws = splat(w[s]);
+        a += ws * load(p + start[0]);
+        if (vectors == 4) b += ws * load(p + start[1]), c += ws * load(p + start[2]), d += ws * load(p + start[3]);
+    }
+    store(y, a);
+    if (vectors == 4) store(y + LANES, b), store(y + 2 * LANES, c), store(y + 3 * LANES, d);
+}
+
+KERNEL void real_output(const convolution *c, const float *x, const int32_t *place, const float *w, size_t count, float bias,
+                        float *y) {
+    walk at = walk_of(c);
+    size_t v, start[4];
+    for (v = 0; v + 4 <= c->vectors; v += 4) {
+        int b;
+        for (b = 0; b < 4; b++) start[b] = next_vector(c, &at);
+        real_tile(x, place, w, count, bias, start, 4, y + v * LANES);
+    }
+    for (; v < c->vectors; v++) {
+        start[0] = next_vector(c, &at);
+        real_tile(x, place, w, count, bias, start, 1, y + v * LANES);
+    }
+}
+
+/* The same two in int8: sums of products of int16 pairs. */
+INLINE void quaternion_tile_i8(const int32_t *x, size_t set, const int32_t *place, const int32_t *w, size_t count,
+                               const int32_t *bias, const size_t *start, int vectors, int32_t *y, size_t stride) {
+    vi r = splat_i(bias[0]), i = splat_i(bias[1]), j = splat_i(bias[2]), k = splat_i(bias[3]), r2 = r, i2 = i, j2 = j, k2 = k;
+    size_t s;
+    for (s = 0; s < count; s++, w += 8) {
+        const int32_t *p = x + place[s] + start[0], *q = x + place[s] + start[1];
+        vi ri = load_i(p), jk = load_i(p + set), ri2 = ri, jk2 = jk, a, b;
+        if (vectors == 2) ri2 = load_i(q), jk2 = load_i(q + set);
+#define MULTIPLY(n, sum, sum2)                                          \
+    a = splat_i(w[2 * (n)]), b = splat_i(w[2 * (n) + 1]);               \
+    sum += dot_pairs(ri, a) + dot_pairs(jk, b);                         \
+    if (vectors == 2) sum2 += dot_pairs(ri2, a) + dot_pairs(jk2, b)
+        MULTIPLY(0, r, r2);
+        MULTIPLY(1, i, i2);
+        MULTIPLY(2, j, j2);
+        MULTIPLY(3, k, k2);
+#undef MULTIPLY
+    }
+    store_i(y, r), store_i(y + stride, i), store_i(y + 2 * stride, j), store_i(y + 3 * stride, k);
+    if (vectors == 2) {
+        y += LANES;
+        store_i(y, r2), store_i(y + stride, i2), store_i(y + 2 * stride, j2), store_i(y + 3 * stride, k2);
+    }
+}
+
+INLINE void real_tile_i8(const int32_t *x, const int32_t *place, const int32_t *w, size_t count, int32_t bias,
+                         const size_t *start, int vectors, int32_t *y) {
+    vi a = splat_i(bias), b = a;
+    size_t s;
+    for (s = 0; s < count; s++) {
+        vi ws = splat_i(w[s]);
+        a += dot_pairs(load_i(x + place[s] + start[0]), ws);
+        if (vectors == 2) b += dot_pairs(load_i(x + place[s] + start[1]), ws);
+    }
+    store_i(y, a);
+    if (vectors == 2) store_i(y + LANES, b);
+}
+
+#define I8_KERNELS(vectors)                                                                                                \
+    KERNEL void quaternion_i8_##vectors(const int32_t *x, size_t set, const int32_t *place, const int32_t *w, size_t count, \
+                                        const int32_t *bias, const size_t *start, int32_t *y, size_t stride) {             \
+        quaternion_tile_i8(x, set, place, w, count, bias, start, vectors, y, stride);                                      \
+    }                                                                                                                      \
+    KERNEL void real_i8_##vectors(const int32_t *x, size_t set, const int32_t *place, const int32_t *w, size_t count,      \
+                                  const int32_t *bias, const size_t *start, int32_t *y, size_t stride) {                   \
+        (void)set, (void)stride;                                                                                           \
+        real_tile_i8(x, place, w, count, bias[0], start, vectors, y);                                                      \
+    }
+I8_KERNELS(1)
+I8_KERNELS(2)
+#undef I8_KERNELS
+typedef void i8_kernel(const int32_t *, size_t, const int32_t *, const int32_t *, size_t, const int32_t *, const size_t *,
+                       int32_t *, size_t);
+
+static void output_i8(const convolution *c, const int32_t *x, const int32_t *place, const int32_t *w, size_t count,
+                      const int32_t *bias, int32_t *y) {
+    i8_kernel *one = c->w.components == 4 ? quaternion_i8_1 : real_i8_1;
+    i8_kernel *two = c->w.components == 4 ? quaternion_i8_2 : real_i8_2;
+    size_t set = c->units * c->plane, stride = c->vectors * LANES, v, start[2];
+    walk at = walk_of(c);
+    for (v = 0; v + 2 <= c->vectors; v += 2) {
+        start[0] = next_vector(c, &at);
+        start[1] = next_vector(c, &at);
+        two(x, set, place, w, count, bias, start, y + v * LANES, stride);
+    }
+    if (v < c->vectors) {
+        start[0] = start[1] = next_vector(c, &at);
+        one(x, set, place, w, count, bias, start, y + v * LANES, stride);
+    }
+}
+
+/* What the channel that carries 1 adds to an output; `numbers` has its weight, (4, kernel). */
+static void add_constant(const convolution *c, const float *ones, const int32_t *place, const float *numbers, float *y) {
+    size_t m, v, k;
+    for (m = 0; m < 4; m++, numbers += c->area) {
+        walk at = walk_of(c);
+        for (v = 0; v < c->vectors; v++, y += LANES) {
+            size_t start = next_vector(c, &at);
+            vf sum = load(y);
+            for (k = 0; k < c->area; k++) sum += splat(numbers[k]) * load(ones + place[k] + start);
+            store(y, sum);
+        }
+    }
+}
+
+static void add_constant_i8(const convolution *c, const float *ones, const int32_t *place, const int32_t *numbers, int32_t *y) {
+    size_t m, v, k, lane;
+    for (m = 0; m < 4; m++, numbers += c->area) {
+        walk at = walk_of(c);
+        for (v = 0; v < c->vectors; v++) {
+            size_t start = next_vector(c, &at);
+            for (lane = 0; lane < LANES; lane++, y++) {
+                for (k = 0; k < c->area; k++) *y += ones[(size_t)place[k] + start + lane] != 0.0f ? numbers[k] : 0;
+            }
+        }
+    }
+}
+
+#if LANES > 1
+
+/* `outputs` real sums at `vectors` vectors of positions: each number that is loaded is used several times. */
+INLINE void block_tile(const float *x, const int32_t *place, size_t count, const float *w, int outputs, const size_t *start,
+                       int vectors, float *y, size_t stride) {
+    vf a0 = {0}, a1 = {0}, a2 = {0}, b0 = {0}, b1 = {0}, b2 = {0}, c0 = {0}, c1 = {0}, c2 = {0}, d0 = {0}, d1 = {0}, d2 = {0};
+    vf e0 = {0}, e1 = {0}, e2 = {0}, f0 = {0}, f1 = {0}, f2 = {0}, g0 = {0}, g1 = {0}, g2 = {0}, h0 = {0}, h1 = {0}, h2 = {0};
+    size_t s;
+    for (s = 0; s < count; s++, w += outputs) {
+        const float *p = x + place[s];
+        vf x0 = load(p + start[0]), x1 = x0, x2 = x0, ws;
+        if (vectors > 1) x1 = load(p + start[1]);
+        if (vectors > 2) x2 = load(p + start[2]);
+#define MULTIPLY(o, s0, s1, s2)              \
+    if (outputs > (o)) {                     \
+        ws = splat(w[o]);                    \
+        s0 += ws * x0;                       \
+        if (vectors > 1) s1 += ws * x1;      \
+        if (vectors > 2) s2 += ws * x2;      \
+    }
+        MULTIPLY(0, a0, a1, a2)
+        MULTIPLY(1, b0, b1, b2)
+        MULTIPLY(2, c0, c1, c2)
+        MULTIPLY(3, d0, d1, d2)
+        MULTIPLY(4, e0, e1, e2)
+        MULTIPLY(5, f0, f1, f2)
+        MULTIPLY(6, g0, g1, g2)
+        MULTIPLY(7, h0, h1, h2)
+#undef MULTIPLY
+    }
+#define STORE(o, s0, s1, s2)                                       \
+    if (outputs > (o)) {                                           \
+        store(y + (o) * stride, s0);                               \
+        if (vectors > 1) store(y + (o) * stride + LANES, s1);      \
+        if (vectors > 2) store(y + (o) * stride + 2 * LANES, s2);  \
+    }
+    STORE(0, a0, a1, a2)
+    STORE(1, b0, b1, b2)
+    STORE(2, c0, c1, c2)
+    STORE(3, d0, d1, d2)
+    STORE(4, e0, e1, e2)
+    STORE(5, f0, f1, f2)
+    STORE(6, g0, g1, g2)
+    STORE(7, h0, h1, h2)
+#undef STORE
+}
+
+#define BLOCK_KERNEL(outputs, vectors)                                                                                     \
+    KERNEL void block_##outputs##_##vectors(const float *x, const int32_t *place, size_t count, const float *w,             \
+                                            const size_t *start, float *y, size_t stride) {                                \
+        block_tile(x, place, count, w, outputs, start, vectors, y, stride);                                                \
+    }
+#define BLOCK_KERNELS(outputs) BLOCK_KERNEL(outputs, 1) BLOCK_KERNEL(outputs, 2) BLOCK_KERNEL(outputs, 3)
+BLOCK_KERNELS(1)
+BLOCK_KERNELS(2)
+BLOCK_KERNELS(3)
+BLOCK_KERNELS(4)
+#if defined(__AVX512VL__)
+BLOCK_KERNELS(5)
+BLOCK_KERNELS(6)
+BLOCK_KERNELS(7)
+BLOCK_KERNELS(8)
+#endif
+#undef BLOCK_KERNELS
+#undef BLOCK_KERNEL
+
+static void block_sums(const float *x, const int32_t *place, size_t count, const float *w, size_t outputs, const size_t *start,
+                       size_t vectors, float *y, size_t stride) {
+#define OF(outputs) {block_##outputs##_1, block_##outputs##_2, block_##outputs##_3}
+    static void (*const kernels[BLOCK][BLOCK_VECTORS])(const float *, const int32_t *, size_t, const float *, const size_t *,
+                                                       float *, size_t) = {
+#if defined(__AVX512VL__)
+        OF(1), OF(2), OF(3), OF(4), OF(5), OF(6), OF(7), OF(8)
+#else
+        OF(1), OF(2), OF(3), OF(4)
+#endif
+    };
+#undef OF
+    kernels[outputs - 1][vectors - 1](x, place, count, w, start, y, stride);
+}
+
+/* The weights of the eight products, `step` apart, for one quaternion (float) or for four of them (v4). */
+#define HADAMARD_WEIGHTS(put, r, i, j, k) \
+    put(0, 0.25f * ((r + i) + (j + k)));  \
+    put(1, 0.25f * ((r - i) + (j - k)));  \
+    put(2, 0.25f * ((r + i) - (j + k)));  \
+    put(3, 0.25f * ((r - i) - (j - k)));  \
+    put(4, 2.0f * r);                     \
+    put(5, -2.0f * j);                    \
+    put(6, -2.0f * k);                    \
+    put(7, -2.0f * i)
+
+/* Quaternions of four outputs, (tap, component), to the weights `w` (product, tap, output) of `outputs` of them. */
+static void spread_four(const float *const *units, size_t taps, size_t outputs, float *w) {
+    size_t t, step = outputs * taps;
+    for (t = 0; t < taps; t++, w += outputs) {
+        v4 a = load4(units[0] + 4 * t), b = load4(units[1] + 4 * t), c = load4(units[2] + 4 * t), d = load4(units[3] + 4 * t);
+        v4 ab = SHUFFLE(vi4, a, b, 0, 4, 1, 5), cd = SHUFFLE(vi4, c, d, 0, 4, 1, 5);
+        v4 r = SHUFFLE(vi4, ab, cd, 0, 1, 4, 5), i = SHUFFLE(vi4, ab, cd, 2, 3, 6, 7);
+        v4 ab2 = SHUFFLE(vi4, a, b, 2, 6, 3, 7), cd2 = SHUFFLE(vi4, c, d, 2, 6, 3, 7);
+        v4 j = SHUFFLE(vi4, ab2, cd2, 0, 1, 4, 5), k = SHUFFLE(vi4, ab2, cd2, 2, 3, 6, 7), value;
+#define PUT(product, expression) (value = (expression), memcpy(w + (product) * step, &value, sizeof value))
+        HADAMARD_WEIGHTS(PUT, r, i, j, k);
+#undef PUT
+    }
+}
+
+static void spread(const weights *weight, size_t first, size_t outputs, float *scratch, float *w) {
+    size_t o, t, n, taps = weight->taps, step = outputs * taps;
+    if (!weight->starts && weight->dtype == QRN_F32 && outputs % 4 == 0) {
+        for (o = 0; o < outputs; o += 4) {
+            const float *units[4];
+            for (n = 0; n < 4; n++) units[n] = floats_of(weight, first + o + n, scratch);
+            spread_four(units, taps, outputs, w + o);
+        }
+        return;
+    }
+    if (weight->starts) memset(w, 0, 4 * 8 * step);
+    for (o = 0; o < outputs; o++) {
+        const float *q = floats_of(weight, first + o, scratch);
+        const uint8_t *gap = weight->starts ? weight->gaps + weight->gap_starts[first + o] : NULL;
+        for (t = 0, n = unit_count(weight, first + o); n > 0; t++, n--, q += 4) {
+            if (gap) {
+                for (; *gap == 255; gap++) t += 255;
+                t += *gap++;
+            }
+#define PUT(product, expression) (w[(product) * step + t * outputs + o] = (expression))
+            HADAMARD_WEIGHTS(PUT, q[0], q[1], q[2], q[3]);
+#undef PUT
+        }
+    }
+}
+
+/* A block of outputs of a layer of which most quaternions are stored, with 8 real products for each: c = w (x) x is, with H
+ * the Walsh-Hadamard matrix,
+ *     (-c_r, c_i, c_j, c_k) = H[(H w) o (H x)] / 4 - 2 (w_r x_r, w_k x_j, w_i x_k, w_j x_i).
+ * `y` gets planes of output 0, 1, ... with four components each. */
+static void hadamard_outputs(const convolution *c, const float *x, const int32_t *place, size_t first, size_t outputs,
+                             float *scratch, float *w, float *y) {
+    size_t taps = c->w.taps, step = taps * outputs, set = c->units * c->plane, stride = c->vectors * LANES, o, v, g, k;
+    const float *bias = (const float *)c->w.bias + first;
+    walk at = walk_of(c);
+    spread(&c->w, first, outputs, scratch, w);
+    for (v = 0; v < c->vectors; v += BLOCK_VECTORS) {
+        float sums[8][BLOCK][BLOCK_VECTORS * LANES];
+        size_t start[BLOCK_VECTORS], vectors = smaller(BLOCK_VECTORS, c->vectors - v);
+        for (k = 0; k < vectors; k++) start[k] = next_vector(c, &at);
+        for (g = 0; g < 8; g++) {
+            block_sums(x + g * set, place, taps, w + g * step, outputs, start, vectors, sums[g][0], BLOCK_VECTORS * LANES);
+        }
+        for (o = 0; o < outputs; o++) {
+            float *to = y + 4 * o * stride + v * LANES;
+            for (k = 0; k < vectors * LANES; k += LANES, to += LANES) {
+                vf p0 = load(sums[0][o] + k), p1 = load(sums[1][o] + k), p2 = load(sums[2][o] + k), p3 = load(sums[3][o] + k);
+                vf s = p0 + p1, d = p0 - p1, t = p2 + p3, e = p2 - p3;
+                store(to, load(sums[4][o] + k) - (s + t) + splat(bias[o]));
+                store(to + stride, load(sums[6][o] + k) + (d + e) + splat(bias[c->w.outputs + o]));
+                store(to + 2 * stride, load(sums[7][o] + k) + (s - t) + splat(bias[2 * c->w.outputs + o]));
+                store(to + 3 * stride, load(sums[5][o] + k) + (d - e) + splat(bias[3 * c->w.outputs + o]));
+            }
+        }
+    }
+}
+
+/* A block of outputs of a real layer. */
+static void real_outputs(const convolution *c, const float *x, const int32_t *place, size_t first, size_t outputs,
+                         float *scratch, float *w, float *y) {
+    size_t taps = c->w.taps, stride = c->vectors * LANES, o, t, n, v, k;
+    walk at = walk_of(c);
+    if (c->w.starts) memset(w, 0, 4 * outputs * taps);
+    for (o = 0; o < outputs; o++) {
+        const float *q = floats_of(&c->w, first + o, scratch);
+        const uint8_t *gap = c->w.starts ? c->w.gaps + c->w.gap_starts[first + o] : NULL;
+        for (t = 0, n = unit_count(&c->w, first + o); n > 0; t++, n--, q++) {
+            if (gap) {
+                for (; *gap == 255; gap++) t += 255;
+                t += *gap++;
+            }
+            w[t * outputs + o] = *q;
+        }
+    }
+    for (v = 0; v < c->vectors; v += BLOCK_VECTORS) {
+        size_t start[BLOCK_VECTORS], vectors = smaller(BLOCK_VECTORS, c->vectors - v);
+        for (k = 0; k < vectors; k++) start[k] = next_vector(c, &at);
+        block_sums(x, place, taps, w, outputs, start, vectors, y + v * LANES, stride);
+    }
+    for (o = 0; o < outputs; o++) {
+        float bias = ((const float *)c->w.bias)[first + o];
+        for (k = 0; k < stride; k += LANES) store(y + o * stride + k, load(y + o * stride + k) + splat(bias));
+    }
+}
+#endif
+
+/* --------------------------------------------------------------------------------------- from sums to the next tensor */
+
+/* What is done with the sums of an output: `factor` makes floats of the sums of an int8 product. */
+typedef struct {
+    uint32_t activation, y_dtype;
+    float a, b;
+    int32_t zero, low, high;
+    const int32_t *multipliers, *shifts;
+    const float *scales;
+} finishing;
+
+static finishing finishing_of(const machine *m, const uint32_t *activation, uint32_t y_dtype, const uint32_t *quant,
+                              const weights *w) {
+    finishing f;
+    f.activation = activation[0];
+    f.a = as_float(activation[1]);
+    f.b = as_float(activation[2]);
+    f.y_dtype = y_dtype;
+    f.zero = (int32_t)quant[QRN_Q_Y_ZERO];
+    f.low = (int32_t)quant[QRN_Q_LOW];
+    f.high = (int32_t)quant[QRN_Q_HIGH];
+    f.multipliers = y_dtype == QRN_I8 ? (const int32_t *)at(m, quant[QRN_Q_MULTIPLIERS]) : NULL;
+    f.shifts = y_dtype == QRN_I8 ? (const int32_t *)at(m, quant[QRN_Q_SHIFTS]) : NULL;
+    f.scales = w->scales;
+    return f;
+}
+
+/* value * multiplier / 2^shift, rounded. */
+INLINE int32_t rescaled(int64_t value, int32_t multiplier, int32_t shift) {
+    int64_t product = value * multiplier;
+    return (int32_t)((product + ((int64_t)1 << shift >> 1)) >> shift);
+}
+
+INLINE int8_t to_i8(int32_t value, int32_t zero, int32_t low, int32_t high) {
+    value = value > 65535 ? 65535 : value < -65535 ? -65535 : value;
+    value += zero;
+    return (int8_t)(value < low ? low : value > high ? high : value);
+}
+
+/* Rows of sums, `row` numbers apart, without what is between them; with `pool` the maximum of 2x2 of them, with `relu` that
+ * and 0. With `spill` what lies behind them may be overwritten, as it is written later. Returns how many there are. */
+static size_t gather(const float *sums, size_t row, const size_t *out, int pool, int relu, int spill, float *y) {
+    size_t height = pool ? out[0] / 2 : out[0], width = pool ? out[1] / 2 : out[1], n, k;
+    vf zero = {0};
+    if (!pool && row == width) { /* nothing between the rows */
+        width *= height;
+        height = 1;
+    }
+    for (n = 0; n < height; n++, y += width) {
+        const float *p = sums + (pool ? 2 * n * row : n * row), *q = p + row;
+        size_t end = spill || (height - n) * width >= width + LANES ? width + LANES - 1 : width;
+        for (k = 0; k + LANES <= end; k += LANES) {
+            vf value;
+#if LANES > 1
+            if (pool) {
+                vf a = maximum(load(p + 2 * k), load(q + 2 * k));
+                vf b = maximum(load(p + 2 * k + LANES), load(q + 2 * k + LANES));
+                value = maximum(EVEN(a, b), ODD(a, b));
+            } else
+#else
+            if (pool) value = maximum(maximum(p[2 * k], p[2 * k + 1]), maximum(q[2 * k], q[2 * k + 1]));
+            else
+#endif
+                value = load(p + k);
+            store(y + k, relu ? maximum(zero, value) : value);
+        }
+        for (; k < width; k++) {
+            float value = p[k];
+            if (pool) {
+                float a = p[2 * k] > p[2 * k + 1] ? p[2 * k] : p[2 * k + 1], b = q[2 * k] > q[2 * k + 1] ? q[2 * k] : q[2 * k + 1];
+                value = a > b ? a : b;
+            }
+            y[k] = relu && value < 0 ? 0.0f : value;
+        }
+    }
+    return height * width;
+}
+
+/* The same with whole numbers, in place. */
+static size_t gather_i8(int32_t *sums, size_t row, const size_t *out, int pool) {
+    size_t height = pool ? out[0] / 2 : out[0], width = pool ? out[1] / 2 : out[1], n, k;
+    int32_t *y = sums;
+    for (n = 0; n < height; n++, y += width) {
+        const int32_t *p = sums + (pool ? 2 * n * row : n * row), *q = p + row;
+        for (k = 0; k < width; k++) {
+            int32_t value = p[k];
+            if (pool) {
+                int32_t a = p[2 * k] > p[2 * k + 1] ? p[2 * k] : p[2 * k + 1], b = q[2 * k] > q[2 * k + 1] ? q[2 * k] : q[2 * k + 1];
+                value = a > b ? a : b;
+            }
+            y[k] = value;
+        }
+    }
+    return height * width;
+}
+
+static void finish_i8(const finishing *f, const int32_t *sums, size_t count, size_t o, size_t first, void *y) {
+    size_t n;
+    if (f->y_dtype == QRN_I8) {
+        int8_t *to = (int8_t *)y + first;
+        for (n = 0; n < count; n++) {
+            to[n] = to_i8(rescaled(sums[n], f->multipliers[o], f->shifts[o]), f->zero, f->low, f->high);
+        }
+    } else {
+        float *to = (float *)y + first;
+        for (n = 0; n < count; n++) to[n] = (float)sums[n] * f->scales[o];
+        unary(f->activation, to, to, count, f->a, f->b);
+    }
+}
+
+/* The sums of output `o`, `components` planes of them, to their places in `y`. Sums are overwritten. */
+static void finish_output(const convolution *c, const finishing *f, int pool, void *sums, size_t o, void *y) {
+    size_t m, stride = c->vectors * LANES, count;
+    size_t size = pool ? (c->out[0] / 2) * (c->out[1] / 2) : c->out[0] * c->out[1];
+    for (m = 0; m < c->w.components; m++) {
+        size_t first = (m * c->w.outputs + o) * size;
+        if (c->w.pairs) {
+            int32_t *plane = (int32_t *)sums + m * stride;
+            count = gather_i8(plane, c->row, c->out, pool);
+            finish_i8(f, plane, count, o, first, y);
+        } else {
+            float *to = (float *)y + first;
+            int relu = f->activation == QRN_RELU, spill = c->w.outputs - o > 1 && (c->w.outputs - o - 1) * size >= LANES;
+            count = gather((const float *)sums + m * stride, c->row, c->out, pool, relu, spill, to);
+            if (!relu) unary(f->activation, to, to, count, f->a, f->b);
+        }
+    }
+}
+
+static void multiply_conv(const machine *m, const uint32_t *op, const convolution *plan) {
+    convolution c = *plan;
+    finishing f = finishing_of(m, op + QRN_CONV_ACTIVATION, op[QRN_CONV_Y_DTYPE], op + QRN_CONV_QUANT, &c.w);
+    const void *x = at(m, op[QRN_CONV_X]);
+    void *y = out_at(m, op[QRN_CONV_Y]);
+    int pool = (int)op[QRN_CONV_POOL];
+    int32_t *kernel = (int32_t *)(void *)(m->scratch + c.kernel_at), *place = (int32_t *)(void *)(m->scratch + c.places_at);
+    int32_t *stored = (int32_t *)(void *)(m->scratch + c.stored_at);
+    const int32_t *taps = c.w.starts ? stored : place;
+    float *ones = is_none(op[QRN_CONV_CONSTANT]) ? NULL : (float *)(void *)(m->scratch + c.ones_at);
+    float *sums = (float *)(void *)(m->scratch + c.sums_at), *units = (float *)(void *)(m->scratch + c.units_at);
+    const float *planes = c.in_place ? (const float *)x : (const float *)(const void *)(m->scratch + c.planes_at);
+    size_t per_group = c.w.outputs / c.groups, group_units = c.units / c.groups, n, k, g, o;
+    if (!c.in_place && c.w.pairs) {
+        prepare_pairs(&c, (const int8_t *)x, (int32_t)op[QRN_CONV_QUANT + QRN_Q_X_ZERO],
+                      (int32_t *)(void *)(m->scratch + c.planes_at), (int32_t *)(void *)(m->scratch + c.padded_at));
+    } else if (!c.in_place) {
+        prepare_floats(&c, (const float *)x, (float *)(void *)(m->scratch + c.planes_at),
+                       (float *)(void *)(m->scratch + c.padded_at));
+    }
+    for (n = 0; n < c.kernel[0]; n++) {
+        for (k = 0; k < c.kernel[1]; k++) {
+            size_t tap = n * c.kernel[1] + k;
+            kernel[tap] = (int32_t)(c.gathered ? tap * c.vectors * LANES : place_of(&c, n * c.dilation[0], k * c.dilation[1]));
+        }
+    }
+    for (n = 0; n < group_units; n++) {
+        for (k = 0; k < c.area; k++) place[n * c.area + k] = kernel[k] + (int32_t)(n * c.plane);
+    }
+    if (ones) {
+        float *padded = c.gathered ? (float *)(void *)(m->scratch + c.padded_at) : ones;
+        memset(padded, 0, 4 * c.padded);
+        for (n = 0; n < c.used[0]; n++) {
+            for (k = 0; k < c.used[1]; k++) {
+                padded[place_of(&c, c.padding[0] + n * c.stuffing[0], c.padding[1] + k * c.stuffing[1])] = 1.0f;
+            }
+        }
+        if (c.gathered) gather_taps(&c, padded, ones);
+        memset(ones + c.plane, 0, 4 * LANES);
+    }
+    for (g = 0; g < c.groups; g++) {
+        const float *source = planes + g * group_units * c.plane;
+        size_t last = (g + 1) * per_group, many;
+        for (o = g * per_group; o < last; o += many) {
+            size_t b, count = unit_count(&c.w, o);
+            many = c.whole ? smaller(BLOCK, last - o) : 1;
+#if LANES > 1
+            if (c.whole) {
+                float *block = (float *)(void *)(m->scratch + c.block_at);
+                if (c.w.components == 4) hadamard_outputs(&c, source, place, o, many, units, block, sums);
+                else real_outputs(&c, source, place, o, many, units, block, sums);
+            } else
+#endif
+            {
+                float bias[4];
+                int32_t bias_i8[4];
+                for (b = 0; b < c.w.components; b++) {
+                    if (c.w.pairs) bias_i8[b] = ((const int32_t *)c.w.bias)[b * c.w.outputs + o];
+                    else bias[b] = ((const float *)c.w.bias)[b * c.w.outputs + o];
+                }
+                if (c.w.starts) stored_taps(&c.w, o, place, stored);
+                if (c.w.pairs) {
+                    const int32_t *w = pairs_of(&c.w, o, (int32_t *)(void *)units);
+                    output_i8(&c, (const int32_t *)(const void *)source, taps, w, count, bias_i8, (int32_t *)(void *)sums);
+                } else {
+                    const float *w = floats_of(&c.w, o, units);
+                    if (c.w.components == 1) real_output(&c, source, taps, w, count, bias[0], sums);
+                    else quaternion_output(&c, source, taps, w, count, bias, sums);
+                }
+            }
+            for (b = 0; b < many; b++) {
+                float *mine = sums + b * c.w.components * c.vectors * LANES;
+                if (ones) {
+                    const uint32_t *numbers = (const uint32_t *)at(m, op[QRN_CONV_CONSTANT]) + (o + b) * 4 * c.area;
+                    if (c.w.pairs) add_constant_i8(&c, ones, kernel, (const int32_t *)numbers, (int32_t *)(void *)mine);
+                    else add_constant(&c, ones, kernel, (const float *)(const void *)numbers, mine);
+                }
+                finish_output(&c, &f, pool, mine, o + b, y);
+            }
+        }
+    }
+}
+
+static int run_conv(const machine *m, const uint32_t *op) {
+    convolution c = conv_of(m->blob, op, 1);
+    if (c.scratch > m->scratch_bytes) c = conv_of(m->blob, op, 0);
+    if (c.scratch > m->scratch_bytes) return QRN_ARENA_TOO_SMALL;
+    multiply_conv(m, op, &c);
+    return 0;
+}
+
+/* ----------------------------------------------------------------------------------------------------- linear layers */
+
+/* Scratch of a product with one vector: x with the components of a quaternion side by side; places and units of an output. */
+typedef struct {
+    size_t x_at, places_at, units_at, sums_at, scratch;
+} linear_plan;
+
+static linear_plan linear_of(const weights *w, size_t channels) {
+    linear_plan p;
+    size_t used = 0;
+    p.x_at = reserve(&used, 4 * 4 * (channels + 4));
+    p.places_at = reserve(&used, w->starts ? 4 * w->taps : 0);
+    p.units_at = reserve(&used, working_bytes(w));
+    p.sums_at = reserve(&used, 4 * w->components * w->outputs);
+    p.scratch = used;
+    return p;
+}
+
+/* w (x) x summed up. Every number of w is multiplied with the whole of x, and the products belong to components only at the
+ * end: w (x) x = w_r x + w_i (i x) + w_j (j x) + w_k (k x). */
+KERNEL void quaternion_dot(const float *x, const int32_t *place, const float *w, size_t count, float *y) {
+    v4 r = {0}, i = {0}, j = {0}, k = {0};
+    size_t n = 0;
+#if LANES > 1
+    if (!place) { /* as many quaternions as there are in a vector, and two sums of each kind, so that none waits for itself */
+        enum { EACH = LANES / 4 };
+        vf a = {0}, b = {0}, c = {0}, d = {0}, a2 = {0}, b2 = {0}, c2 = {0}, d2 = {0};
+        for (; n + 2 * EACH <= count; n += 2 * EACH) {
+            vf p = load(x + 4 * n), q = load(w + 4 * n), p2 = load(x + 4 * n + LANES), q2 = load(w + 4 * n + LANES);
+            a += SPREAD(q, 0) * p, b += SPREAD(q, 1) * p, c += SPREAD(q, 2) * p, d += SPREAD(q, 3) * p;
+            a2 += SPREAD(q2, 0) * p2, b2 += SPREAD(q2, 1) * p2, c2 += SPREAD(q2, 2) * p2, d2 += SPREAD(q2, 3) * p2;
+        }
+        a += a2, b += b2, c += c2, d += d2;
+        for (size_t lane = 0; lane < LANES; lane++) {
+            r[lane % 4] += a[lane], i[lane % 4] += b[lane], j[lane % 4] += c[lane], k[lane % 4] += d[lane];
+        }
+    }
+#endif
+    for (; n < count; n++) {
+        v4 q = load4(x + 4 * (place ? (size_t)place[n] : n));
+        r += w[4 * n] * q;
+        i += w[4 * n + 1] * q;
+        j += w[4 * n + 2] * q;
+        k += w[4 * n + 3] * q;
+    }
+    y[0] = r[0] - i[1] - j[2] - k[3];
+    y[1] = r[1] + i[0] + j[3] - k[2];
+    y[2] = r[2] - i[3] + j[0] + k[1];
+    y[3] = r[3] + i[2] - j[1] + k[0];
+}
+
+static float real_dot(const float *x, const int32_t *place, const float *w, size_t count) {
+    float total = 0;
+    size_t n = 0;
+    if (!place) {
+        vf sum = {0}, more = {0};
+        float lanes[LANES];
+        for (; n + 2 * LANES <= count; n += 2 * LANES) {
+            sum += load(x + n) * load(w + n);
+            more += load(x + n + LANES) * load(w + n + LANES);
+        }
+        store(lanes, sum + more);
+        for (size_t lane = 0; lane < LANES; lane++) total += lanes[lane];
+    }
+    for (; n < count; n++) total += x[place ? (size_t)place[n] : n] * w[n];
+    return total;
+}
+
+/* y (components, outputs) = W x + b for one x. */
+static void linear_row(const weights *w, const linear_plan *p, uint8_t *scratch, const float *x, size_t channels, size_t parts,
+                       float *y) {
+    int32_t *place = (int32_t *)(void *)(scratch + p->places_at);
+    float *side_by_side = (float *)(void *)(scratch + p->x_at), *units = (float *)(void *)(scratch + p->units_at);
+    const float *bias = (const float *)w->bias;
+    size_t o, m, n;
+    if (w->components == 4) {
+        for (m = 0; m < 4; m++) {
+            int there = (int)(parts >> m & 1);
+            for (n = 0; n < channels; n++) side_by_side[4 * n + m] = there ? x[n] : 0.0f;
+            if (there) x += channels;
+        }
+    }
+    for (o = 0; o < w->outputs; o++) {
+        const float *q = floats_of(w, o, units);
+        size_t count = unit_count(w, o);
+        if (w->starts) stored_taps(w, o, NULL, place);
+        if (w->components == 4) {
+            float sum[4];
+            quaternion_dot(side_by_side, w->starts ? place : NULL, q, count, sum);
+            for (m = 0; m < 4; m++) y[m * w->outputs + o] = sum[m] + bias[m * w->outputs + o];
+        } else {
+            y[o] = real_dot(x, w->starts ? place : NULL, q, count) + bias[o];
+        }
+    }
+}
+
+/* The same in int8: x as int16 pairs. */
+static void linear_row_i8(const weights *w, const linear_plan *p, uint8_t *scratch, const int8_t *x, int32_t zero,
+                          size_t channels, size_t parts, const finishing *f, size_t row, void *y) {
+    int32_t *place = (int32_t *)(void *)(scratch + p->places_at), *units = (int32_t *)(void *)(scratch + p->units_at);
+    int32_t *pairs = (int32_t *)(void *)(scratch + p->x_at);
+    const int32_t *bias = (const int32_t *)w->bias;
+    size_t o, m, n;
+    if (w->components == 4) {
+        const int8_t *part[4];
+        for (m = 0; m < 4; m++) {
+            part[m] = parts >> m & 1 ? x : NULL;
+            if (part[m]) x += channels;
+        }
+        for (n = 0; n < channels; n++) {
+            for (m = 0; m < 4; m += 2) {
+                pairs[2 * n + m / 2] =
+                    pair(part[m] ? part[m][n] - zero : 0, part[m + 1] ? part[m + 1][n] - zero : 0);
+            }
+        }
+    } else {
+        for (n = 0; n < channels; n += 2) pairs[n / 2] = pair(x[n] - zero, n + 1 < channels ? x[n + 1] - zero : 0);
+    }
+    for (o = 0; o < w->outputs; o++) {
+        const int32_t *q = pairs_of(w, o, units);
+        size_t count = unit_count(w, o);
+        int32_t sum[4] = {0, 0, 0, 0};
+        if (w->starts) stored_taps(w, o, NULL, place);
+        for (n = 0; n < count; n++) {
+            size_t t = w->starts ? (size_t)place[n] : n;
+            if (w->components == 4) {
+                for (m = 0; m < 4; m++, q += 2) {
+                    int32_t ri = pairs[2 * t], jk = pairs[2 * t + 1];
+                    sum[m] += (int16_t)(ri & 0xffff) * (int16_t)(q[0] & 0xffff) + (ri >> 16) * (q[0] >> 16) +
+                              (int16_t)(jk & 0xffff) * (int16_t)(q[1] & 0xffff) + (jk >> 16) * (q[1] >> 16);
+                }
+            } else {
+                sum[0] += (int16_t)(pairs[t] & 0xffff) * (int16_t)(q[n] & 0xffff) + (pairs[t] >> 16) * (q[n] >> 16);
+            }
+        }
+        for (m = 0; m < w->components; m++) {
+            sum[m] += bias[m * w->outputs + o];
+            finish_i8(f, sum + m, 1, o, (row * w->components + m) * w->outputs + o, y);
+        }
+    }
+}
+
+static int run_linear(const machine *m, const uint32_t *op) {
+    int pairs = op[QRN_LINEAR_X_DTYPE] == QRN_I8;
+    weights w = weights_of(m->blob, op + QRN_LINEAR_WEIGHTS, pairs);
+    finishing f = finishing_of(m, op + QRN_LINEAR_ACTIVATION, op[QRN_LINEAR_Y_DTYPE], op + QRN_LINEAR_QUANT, &w);
+    size_t rows = op[QRN_LINEAR_ROWS], channels = op[QRN_LINEAR_CHANNELS], parts = op[QRN_LINEAR_PARTS], row, width, p;
+    linear_plan plan = linear_of(&w, channels);
+    const void *x = at(m, op[QRN_LINEAR_X]);
+    void *y = out_at(m, op[QRN_LINEAR_Y]);
+    if (plan.scratch > m->scratch_bytes) return QRN_ARENA_TOO_SMALL;
+    for (width = 0, p = parts; p; p >>= 1) width += (p & 1) * channels;
+    for (row = 0; row < rows; row++) {
+        if (pairs) {
+            const int8_t *mine = (const int8_t *)x + row * width;
+            linear_row_i8(&w, &plan, m->scratch, mine, (int32_t)op[QRN_LINEAR_QUANT + QRN_Q_X_ZERO], channels, parts, &f, row, y);
+        } else {
+            float *to = (float *)y + row * w.components * w.outputs;
+            linear_row(&w, &plan, m->scratch, (const float *)x + row * width, channels, parts, to);
+            unary(f.activation, to, to, w.components * w.outputs, f.a, f.b);
+        }
+    }
+    return 0;
+}
+
+/* -------------------------------------------------------------------------------------------------- recurrent layers */
+
+static size_t gates_of(uint32_t kind) { return kind == QRN_LSTM ? 4 : kind == QRN_GRU ? 3 : 1; }
+
+static int run_recurrent(const machine *m, const uint32_t *op) {
+    weights w = weights_of(m->blob, op + QRN_RECURRENT_WEIGHTS, 0);
+    uint32_t kind = op[QRN_RECURRENT_KIND];
+    size_t gates = gates_of(kind), units = w.outputs / gates, steps = op[QRN_RECURRENT_STEPS], parts = w.components == 4 ? 15 : 1;
+    linear_plan plan = linear_of(&w, units);
+    float *gate = (float *)(void *)(m->scratch + plan.sums_at), *h = (float *)out_at(m, op[QRN_RECURRENT_H]);
+    float *c = kind == QRN_LSTM ? (float *)out_at(m, op[QRN_RECURRENT_C]) : NULL;
+    size_t step, q, u;
+    if (plan.scratch > m->scratch_bytes) return QRN_ARENA_TOO_SMALL;
+    for (step = 0; step < steps; step++) {
+        size_t now = op[QRN_RECURRENT_REVERSE] ? steps - 1 - step : step;
+        const float *x = (const float *)at(m, op[QRN_RECURRENT_X]) + now * w.components * w.outputs;
+        float *y = (float *)out_at(m, op[QRN_RECURRENT_Y]) + now * w.components * units;
+        linear_row(&w, &plan, m->scratch, h, units, parts, gate);
+        for (q = 0; q < w.components; q++) {
+            for (u = 0; u < units; u++) {
+                const float *a = x + q * w.outputs + u, *b = gate + q * w.outputs + u; /* of gate g: at g * units */
+                size_t n = q * units + u;
+                if (kind == QRN_LSTM) {
+                    float in = sigmoid(a[0] + b[0]), forget = sigmoid(a[units] + b[units]);
+                    float fresh = tanh_(a[2 * units] + b[2 * units]), out = sigmoid(a[3 * units] + b[3 * units]);
+                    c[n] = forget * c[n] + in * fresh;
+                    h[n] = out * tanh_(c[n]);
+                } else if (kind == QRN_GRU) {
+                    float reset = sigmoid(a[0] + b[0]), keep = sigmoid(a[units] + b[units]);
+                    float fresh = tanh_(a[2 * units] + reset * b[2 * units]);
+                    h[n] = fresh + keep * (h[n] - fresh);
+                } else {
+                    float sum = a[0] + b[0];
+                    h[n] = kind == QRN_RNN_TANH ? tanh_(sum) : sum < 0 ? 0.0f : sum;
+                }
+                y[n] = h[n];
+            }
+        }
+    }
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- nests */
+
+INLINE void nest_row(uint32_t kind, const float *a, size_t sa, const float *b, size_t sb, float *y, size_t sy, size_t count) {
+    size_t n;
+#define ROW(expression)                                               \
+    for (n = 0; n < count; n++) {                                     \
+        float p = a[n * sa], *to = y + n * sy;                        \
+        *to = (expression);                                           \
+    }                                                                 \
+    break
+    switch (kind) {
+    case QRN_NEST_COPY: ROW(p);
+    case QRN_NEST_ADD: ROW(p + b[n * sb]);
+    case QRN_NEST_SUB: ROW(p - b[n * sb]);
+    case QRN_NEST_MUL: ROW(p * b[n * sb]);
+    case QRN_NEST_DIV: ROW(p / b[n * sb]);
+    case QRN_NEST_SUM: ROW(*to + p);
+    case QRN_NEST_PRODUCT: ROW(*to + p * b[n * sb]);
+    case QRN_NEST_MAX: ROW(p > *to || p != p ? p : *to);
+    default: ROW(p < *to || p != p ? p : *to);
+    }
+#undef ROW
+}
+
+static int takes_two(uint32_t kind) {
+    return kind == QRN_NEST_ADD || kind == QRN_NEST_SUB || kind == QRN_NEST_MUL || kind == QRN_NEST_DIV ||
+           kind == QRN_NEST_PRODUCT;
+}
+
+static void run_nest(const machine *m, const uint32_t *op) {
+    const uint32_t *size = op + QRN_NEST_SIZES, *sa = op + QRN_NEST_STRIDES_A, *sb = op + QRN_NEST_STRIDES_B;
+    const uint32_t *sy = op + QRN_NEST_STRIDES_Y;
+    uint32_t kind = op[QRN_NEST_KIND], dtype = op[QRN_NEST_DTYPE], i, j, k, l, n;
+    const uint8_t *a = (const uint8_t *)at(m, op[QRN_NEST_A]);
+    const uint8_t *b = takes_two(kind) ? (const uint8_t *)at(m, op[QRN_NEST_B]) : a;
+    uint8_t *y = (uint8_t *)out_at(m, op[QRN_NEST_Y]);
+    for (i = 0; i < size[0]; i++)
+        for (j = 0; j < size[1]; j++)
+            for (k = 0; k < size[2]; k++)
+                for (l = 0; l < size[3]; l++) {
+                    size_t pa = (size_t)i * sa[0] + (size_t)j * sa[1] + (size_t)k * sa[2] + (size_t)l * sa[3];
+                    size_t pb = (size_t)i * sb[0] + (size_t)j * sb[1] + (size_t)k * sb[2] + (size_t)l * sb[3];
+                    size_t py = (size_t)i * sy[0] + (size_t)j * sy[1] + (size_t)k * sy[2] + (size_t)l * sy[3];
+                    if (dtype == QRN_I8 || dtype == QRN_U8) {
+                        for (n = 0; n < size[4]; n++) y[py + (size_t)n * sy[4]] = a[pa + (size_t)n * sa[4]];
+                    } else if (dtype == QRN_I32) {
+                        for (n = 0; n < size[4]; n++) {
+                            ((int32_t *)(void *)y)[py + (size_t)n * sy[4]] =
+                                ((const int32_t *)(const void *)a)[pa + (size_t)n * sa[4]];
+                        }
+                    } else {
+                        nest_row(kind, (const float *)(const void *)a + pa, sa[4], (const float *)(const void *)b + pb, sb[4],
+                                 (float *)(void *)y + py, sy[4], size[4]);
+                    }
+                }
+}
+
+/* ------------------------------------------------------------------------------------------------- other operations */
+
+static void window(const uint32_t *op, size_t axis, size_t n, size_t size, size_t *first, size_t *last, size_t *step,
+                   size_t *padded) {
+    size_t kernel = op[QRN_POOL_KERNEL + axis], out = op[QRN_POOL_OUT + axis];
+    if (kernel == 0) {
+        *first = n * size / out;
+        *last = ((n + 1) * size + out - 1) / out;
+        *step = 1;
+        *padded = *last - *first;
+    } else {
+        size_t padding = op[QRN_POOL_PADDING + axis], dilation = op[QRN_POOL_DILATION + axis];
+        size_t start = n * op[QRN_POOL_STRIDE + axis], end = start + (kernel - 1) * dilation + 1; /* in the padded input */
+        while (start < padding) start += dilation;
+        *padded = smaller(end, size + 2 * padding) - n * op[QRN_POOL_STRIDE + axis];
+        *first = start - padding;
+        *last = smaller(larger(end, padding) - padding, size);
+        *step = dilation;
+    }
+}
+
+static void run_pool(const machine *m, const uint32_t *op) {
+    uint32_t kind = op[QRN_POOL_KIND];
+    size_t channels = op[QRN_POOL_CHANNELS], height = op[QRN_POOL_HEIGHT], width = op[QRN_POOL_WIDTH], c, y, x, n, k, q;
+    const float *in = (const float *)at(m, op[QRN_POOL_X]);
+    const int8_t *bytes = (const int8_t *)at(m, op[QRN_POOL_X]);
+    float *out = (float *)out_at(m, op[QRN_POOL_Y]);
+    int8_t *out_bytes = (int8_t *)out_at(m, op[QRN_POOL_Y]);
+    int i8 = op[QRN_POOL_DTYPE] == QRN_I8;
+    int32_t zero = (int32_t)op[QRN_POOL_ZERO];
+    size_t plane = height * width, places = (size_t)op[QRN_POOL_OUT] * op[QRN_POOL_OUT + 1], to = 0;
+    for (c = 0; c < channels; c++, in += plane, bytes += plane) {
+        for (y = 0; y < op[QRN_POOL_OUT]; y++) {
+            size_t top, bottom, down, tall;
+            window(op, 0, y, height, &top, &bottom, &down, &tall);
+            for (x = 0; x < op[QRN_POOL_OUT + 1]; x++, to++) {
+                size_t left, right, along, wide, count = 0, best = top * width;
+                float value = 0, sum = 0;
+                int32_t whole = 0, most = -128;
+                window(op, 1, x, width, &left, &right, &along, &wide);
+                best += left;
+                for (n = top; n < bottom; n += down) {
+                    for (k = left; k < right; k += along, count++) {
+                        size_t p = n * width + k;
+                        if (i8) {
+                            whole += bytes[p] - zero;
+                            most = bytes[p] > most ? bytes[p] : most;
+                        } else {
+                            float now = in[p];
+                            if (kind == QRN_POOL_MODULUS) {
+                                size_t part = channels * plane;
+                                now = now * now + in[p + part] * in[p + part] + in[p + 2 * part] * in[p + 2 * part] +
+                                      in[p + 3 * part] * in[p + 3 * part];
+                            }
+                            if (count == 0 || now > value || now != now) {
+                                value = now;
+                                best = p;
+                            }
+                            sum += now;
+                        }
+                    }
+                }
+                if (kind == QRN_POOL_MEAN) {
+                    int32_t divisor = (int32_t)op[QRN_POOL_DIVISOR];
+                    int32_t by = divisor > 0 ? divisor : divisor == 0 ? (int32_t)count : (int32_t)(tall * wide);
+                    if (by == 0) by = 1;
+                    if (i8) {
+                        int32_t half = by / 2;
+                        out_bytes[to] = to_i8((whole + (whole < 0 ? -half : half)) / by, zero, -128, 127);
+                    } else {
+                        out[to] = sum / (float)by;
+                    }
+                } else if (kind == QRN_POOL_MODULUS) {
+                    for (q = 0; q < 4; q++) out[to + q * channels * places] = in[best + q * channels * plane];
+                } else if (i8) {
+                    out_bytes[to] = (int8_t)most;
+                } else {
+                    out[to] = value;
+                }
+            }
+        }
+    }
+}
+
+static int run_embed(const machine *m, const uint32_t *op) {
+    const int32_t *x = (const int32_t *)at(m, op[QRN_EMBED_X]);
+    float *y = (float *)out_at(m, op[QRN_EMBED_Y]);
+    size_t rows = op[QRN_EMBED_ROWS], width = op[QRN_EMBED_WIDTH], row, n;
+    const void *table = at(m, op[QRN_EMBED_TABLE]);
+    for (row = 0; row < rows; row++, y += width) {
+        size_t entry = (size_t)(uint32_t)x[row];
+        if (entry >= op[QRN_EMBED_ENTRIES]) return QRN_NO_SUCH_ENTRY;
+        for (n = 0; n < width; n++) {
+            size_t p = entry * width + n;
+            if (op[QRN_EMBED_DTYPE] == QRN_F32) y[n] = ((const float *)table)[p];
+            else if (op[QRN_EMBED_DTYPE] == QRN_F16) y[n] = half_to_float(((const uint16_t *)table)[p]);
+            else y[n] = (float)((const int8_t *)table)[p] * ((const float *)at(m, op[QRN_EMBED_SCALES]))[entry];
+        }
+    }
+    return 0;
+}
+
+static void run_argmax(const machine *m, const uint32_t *op) {
+    const float *x = (const float *)at(m, op[QRN_ARGMAX_X]);
+    int32_t *y = (int32_t *)out_at(m, op[QRN_ARGMAX_Y]);
+    size_t outer, inner, n, count = op[QRN_ARGMAX_COUNT], step = op[QRN_ARGMAX_INNER];
+    for (outer = 0; outer < op[QRN_ARGMAX_OUTER]; outer++, x += count * step) {
+        for (inner = 0; inner < step; inner++) {
+            size_t best = 0;
+            for (n = 1; n < count; n++) {
+                if (x[n * step + inner] > x[best * step + inner]) best = n;
+            }
+            *y++ = (int32_t)best;
+        }
+    }
+}
+
+static void run_table(const machine *m, const uint32_t *op) {
+    const uint8_t *x = (const uint8_t *)at(m, op[QRN_TABLE_X]), *table = (const uint8_t *)at(m, op[QRN_TABLE_TABLE]);
+    uint8_t *y = (uint8_t *)out_at(m, op[QRN_TABLE_Y]);
+    size_t c, n;
+    for (c = 0; c < op[QRN_TABLE_CHANNELS]; c++, table += 256) {
+        for (n = 0; n < op[QRN_TABLE_COUNT]; n++) *y++ = table[*x++];
+    }
+}
+
+static void run_pixels(const machine *m, const uint32_t *op) {
+    const uint8_t *x = (const uint8_t *)at(m, op[QRN_PIXELS_X]);
+    const float *scale = (const float *)at(m, op[QRN_PIXELS_SCALES]), *shift = (const float *)at(m, op[QRN_PIXELS_SHIFTS]);
+    float *y = (float *)out_at(m, op[QRN_PIXELS_Y]);
+    size_t c, n;
+    for (c = 0; c < op[QRN_PIXELS_CHANNELS]; c++) {
+        for (n = 0; n < op[QRN_PIXELS_COUNT]; n++) *y++ = (float)*x++ * scale[c] - shift[c];
+    }
+}
+
+static void run_quantize(const machine *m, const uint32_t *op) {
+    const float *x = (const float *)at(m, op[QRN_QUANTIZE_X]);
+    int8_t *y = (int8_t *)out_at(m, op[QRN_QUANTIZE_Y]);
+    float inverse = 1.0f / as_float(op[QRN_QUANTIZE_SCALE]), zero = (float)(int32_t)op[QRN_QUANTIZE_ZERO];
+    size_t n;
+    for (n = 0; n < op[QRN_QUANTIZE_COUNT]; n++) {
+        float value = x[n] * inverse + zero;
+        y[n] = (int8_t)(!(value > -128.0f) ? -128 : value > 127.0f ? 127 : (int32_t)(value + (value < 0 ? -0.5f : 0.5f)));
+    }
+}
+
+static void run_dequantize(const machine *m, const uint32_t *op) {
+    const int8_t *x = (const int8_t *)at(m, op[QRN_QUANTIZE_X]);
+    float *y = (float *)out_at(m, op[QRN_QUANTIZE_Y]), scale = as_float(op[QRN_QUANTIZE_SCALE]);
+    size_t n;
+    for (n = 0; n < op[QRN_QUANTIZE_COUNT]; n++) y[n] = scale * (float)(x[n] - (int32_t)op[QRN_QUANTIZE_ZERO]);
+}
+
+static float source_place(const uint32_t *op, size_t axis, size_t n, size_t size) {
+    float scale = as_float(op[QRN_RESIZE_SCALE + axis]);
+    float place = op[QRN_RESIZE_CORNERS] ? scale * (float)n : scale * ((float)n + 0.5f) - 0.5f;
+    return !(place > 0) ? 0.0f : place > (float)(size - 1) ? (float)(size - 1) : place;
+}
+
+static void run_resize(const machine *m, const uint32_t *op) {
+    const float *x = (const float *)at(m, op[QRN_RESIZE_X]);
+    float *y = (float *)out_at(m, op[QRN_RESIZE_Y]);
+    size_t height = op[QRN_RESIZE_HEIGHT], width = op[QRN_RESIZE_WIDTH], c, n, k;
+    for (c = 0; c < op[QRN_RESIZE_CHANNELS]; c++, x += height * width) {
+        for (n = 0; n < op[QRN_RESIZE_OUT]; n++) {
+            float down = source_place(op, 0, n, height);
+            size_t top = (size_t)down, bottom = smaller(top + 1, height - 1);
+            for (k = 0; k < op[QRN_RESIZE_OUT + 1]; k++) {
+                float along = source_place(op, 1, k, width);
+                size_t left = (size_t)along, right = smaller(left + 1, width - 1);
+                float v = down - (float)top, u = along - (float)left;
+                float above = (1.0f - u) * x[top * width + left] + u * x[top * width + right];
+                float below = (1.0f - u) * x[bottom * width + left] + u * x[bottom * width + right];
+                *y++ = (1.0f - v) * above + v * below;
+            }
+        }
+    }
+}
+
+static void run_add_i8(const machine *m, const uint32_t *op) {
+    const int8_t *a = (const int8_t *)at(m, op[QRN_ADD_A]), *b = (const int8_t *)at(m, op[QRN_ADD_B]);
+    int8_t *y = (int8_t *)out_at(m, op[QRN_ADD_Y]);
+    int32_t a_zero = (int32_t)op[QRN_ADD_A_ZERO], b_zero = (int32_t)op[QRN_ADD_B_ZERO];
+    size_t n;
+    for (n = 0; n < op[QRN_ADD_COUNT]; n++) {
+        int64_t sum = (int64_t)(a[n] - a_zero) * (int32_t)op[QRN_ADD_A_MULTIPLIER] +
+                      (int64_t)(b[n] - b_zero) * (int32_t)op[QRN_ADD_B_MULTIPLIER];
+        y[n] = to_i8(rescaled(sum, 1, (int32_t)op[QRN_ADD_SHIFT]), (int32_t)op[QRN_ADD_Y_ZERO], (int32_t)op[QRN_ADD_LOW],
+                     (int32_t)op[QRN_ADD_HIGH]);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------------- checking */
+
+/* A stranger's blob may say anything. What is computed from its numbers here cannot overflow: sizes are up to LIMIT, and
+ * products of them stop at the largest number. */
+enum { LIMIT = 1 << 24 };
+#ifndef QRN_MAX_WORK
+#define QRN_MAX_WORK ((uint64_t)1 << 36) /* products of one run, about: more would look as if it never ended */
+#endif
+
+typedef struct {
+    const uint8_t *blob;
+    uint64_t bytes, tensors, work;
+} bounds;
+
+static uint64_t times(uint64_t a, uint64_t b) { return b && a > UINT64_MAX / b ? UINT64_MAX : a * b; }
+
+static int sized(uint32_t n) { return n >= 1 && n <= LIMIT; }
+
+static int in_blob(const bounds *k, uint32_t address, uint64_t count, uint64_t size) {
+    uint64_t first = (uint64_t)address - QRN_IN_BLOB;
+    if (is_none(address) || !(address & QRN_IN_BLOB) || (address & 0x80000000u)) return 0;
+    return first % size == 0 && first <= k->bytes && times(count, size) <= k->bytes - first;
+}
+
+static int in_arena(const bounds *k, uint32_t address, uint64_t count, uint64_t size) {
+    if (address & (QRN_IN_BLOB | 0x80000000u)) return 0;
+    return address % size == 0 && address <= k->tensors && times(count, size) <= k->tensors - address;
+}
+
+static int anywhere(const bounds *k, uint32_t address, uint64_t count, uint64_t size) {
+    return in_arena(k, address, count, size) || in_blob(k, address, count, size);
+}
+
+static int worked(bounds *k, uint64_t amount) {
+    k->work = k->work > UINT64_MAX - amount ? UINT64_MAX : k->work + amount;
+    return k->work <= QRN_MAX_WORK;
+}
+
+static uint64_t dtype_bytes(uint32_t dtype) {
+    return dtype == QRN_F32 || dtype == QRN_I32 ? 4 : dtype == QRN_F16 ? 2 : 1;
+}
+
+static int is_i8(uint32_t value) { return (int32_t)value >= -128 && (int32_t)value <= 127; }
+
+/* Numbers of `bits` bits and a sign. */
+static int bounded(const bounds *k, uint32_t address, uint64_t count, int bits) {
+    const int32_t *numbers;
+    uint64_t n;
+    if (!in_blob(k, address, count, 4)) return 0;
+    numbers = (const int32_t *)(const void *)(k->blob + (address - QRN_IN_BLOB));
+    for (n = 0; n < count; n++) {
+        if (numbers[n] >= 1 << bits || numbers[n] <= -(1 << bits)) return 0;
+    }
+    return 1;
+}
+
+static int weights_fit(const bounds *k, const uint32_t *words, int pairs, uint64_t outputs, uint64_t taps) {
+    uint64_t components = words[QRN_W_COMPONENTS], units, size, o;
+    weights w;
+    if (components != 1 && components != 4) return 0;
+    if (words[QRN_W_OUTPUTS] != outputs || words[QRN_W_TAPS] != taps || outputs > LIMIT || taps > LIMIT) return 0;
+    if (words[QRN_W_DTYPE] != QRN_F32 && words[QRN_W_DTYPE] != QRN_F16 && words[QRN_W_DTYPE] != QRN_I8) return 0;
+    if (pairs && (words[QRN_W_DTYPE] != QRN_I8 || taps > QRN_MAX_TAPS_I8)) return 0;
+    if (pairs ? !bounded(k, words[QRN_W_BIAS], components * outputs, 29) : !in_blob(k, words[QRN_W_BIAS], components * outputs, 4))
+        return 0;
+    if (words[QRN_W_DTYPE] == QRN_I8 && !in_blob(k, words[QRN_W_SCALES], outputs, 4)) return 0;
+    size = dtype_bytes(words[QRN_W_DTYPE]);
+    if (is_none(words[QRN_W_STARTS])) {
+        units = outputs * taps;
+    } else {
+        if (!in_blob(k, words[QRN_W_STARTS], outputs + 1, 4) || !in_blob(k, words[QRN_W_GAP_STARTS], outputs + 1, 4)) return 0;
+        w = weights_of(k->blob, words, pairs);
+        if (w.starts[0] != 0 || w.gap_starts[0] != 0 || !in_blob(k, words[QRN_W_GAPS], w.gap_starts[outputs], 1)) return 0;
+        for (o = 0; o < outputs; o++) {
+            uint64_t place = 0, count = 0, gap;
+            if (w.starts[o + 1] < w.starts[o] || w.gap_starts[o + 1] < w.gap_starts[o]) return 0;
+            if (w.gap_starts[o + 1] > w.gap_starts[outputs]) return 0;
+            for (gap = w.gap_starts[o]; gap < w.gap_starts[o + 1]; gap++) {
+                place += w.gaps[gap];
+                if (w.gaps[gap] < 255) {
+                    place++;
+                    count++;
+                } else if (gap + 1 == w.gap_starts[o + 1]) {
+                    return 0; /* a step to no unit */
+                }
+            }
+            if (place > taps || count != w.starts[o + 1] - w.starts[o]) return 0;
+        }
+        units = w.starts[outputs];
+    }
+    return in_blob(k, words[QRN_W_VALUES], times(units, components == 4 ? 4 : pairs ? 2 : 1), size);
+}
+
+static int finishing_fits(const bounds *k, uint32_t activation, uint32_t x_dtype, uint32_t y_dtype, const uint32_t *quant,
+                          uint64_t outputs) {
+    if (activation >= QRN_ACTIVATIONS || (x_dtype != QRN_F32 && x_dtype != QRN_I8)) return 0;
+    if (y_dtype != QRN_F32 && !(y_dtype == QRN_I8 && x_dtype == QRN_I8)) return 0;
+    if (x_dtype == QRN_I8 && !is_i8(quant[QRN_Q_X_ZERO])) return 0;
+    if (y_dtype == QRN_I8) {
+        const int32_t *shifts;
+        uint64_t n;
+        if (!is_i8(quant[QRN_Q_Y_ZERO]) || !is_i8(quant[QRN_Q_LOW]) || !is_i8(quant[QRN_Q_HIGH])) return 0;
+        if (!in_blob(k, quant[QRN_Q_MULTIPLIERS], outputs, 4) || !in_blob(k, quant[QRN_Q_SHIFTS], outputs, 4)) return 0;
+        shifts = (const int32_t *)(const void *)(k->blob + (quant[QRN_Q_SHIFTS] - QRN_IN_BLOB));
+        for (n = 0; n < outputs; n++) {
+            if (shifts[n] < 0 || shifts[n] > 62) return 0;
+        }
+    }
+    return 1;
+}
+
+static const char *check_conv(bounds *k, const uint32_t *op) {
+    static const char *wrong = "a convolution does not fit its tensors";
+    uint64_t outputs = op[QRN_CONV_WEIGHTS + QRN_W_OUTPUTS], components = op[QRN_CONV_WEIGHTS + QRN_W_COMPONENTS];
+    uint64_t parts = 0, out[2], plane = 1, axis, n, per_group, taps, positions, size;
+    int pairs = op[QRN_CONV_X_DTYPE] == QRN_I8, pool = op[QRN_CONV_POOL] == 1;
+    if (components != 1 && components != 4) return wrong;
+    if (op[QRN_CONV_PARTS] < 1 || op[QRN_CONV_PARTS] > (components == 4 ? 15u : 1u) || op[QRN_CONV_POOL] > 1) return wrong;
+    for (n = 0; n < 4; n++) parts += op[QRN_CONV_PARTS] >> n & 1;
+    for (n = QRN_CONV_HEIGHT; n < QRN_CONV_PADDING; n++) {
+        if (!sized(op[n])) return wrong;
+    }
+    for (axis = 0; axis < 2; axis++) {
+        uint64_t padded = ((uint64_t)op[QRN_CONV_HEIGHT + axis] - 1) * op[QRN_CONV_STUFFING + axis] + 1;
+        uint64_t reach = ((uint64_t)op[QRN_CONV_KERNEL + axis] - 1) * op[QRN_CONV_DILATION + axis] + 1;
+        if (op[QRN_CONV_PADDING + axis] > LIMIT || op[QRN_CONV_PADDING + 2 + axis] > LIMIT) return wrong;
+        padded += (uint64_t)op[QRN_CONV_PADDING + axis] + op[QRN_CONV_PADDING + 2 + axis];
+        if (padded > LIMIT || reach > padded) return wrong;
+        out[axis] = (padded - reach) / op[QRN_CONV_STRIDE + axis] + 1;
+        /* with what is unused behind the last phase */
+        plane = times(plane, padded + op[QRN_CONV_STRIDE + axis]);
+    }
+    if (outputs < 1 || outputs > LIMIT || op[QRN_CONV_CHANNELS] % op[QRN_CONV_GROUPS] || outputs % op[QRN_CONV_GROUPS]) return wrong;
+    if (pool && (out[0] < 2 || out[1] < 2)) return wrong;
+    per_group = op[QRN_CONV_CHANNELS] / op[QRN_CONV_GROUPS];
+    taps = times(pairs && components == 1 ? (per_group + 1) / 2 : per_group,
+                 times(op[QRN_CONV_KERNEL], op[QRN_CONV_KERNEL + 1]));
+    size = times(op[QRN_CONV_HEIGHT], op[QRN_CONV_WIDTH]);
+    positions = pool ? (out[0] / 2) * (out[1] / 2) : times(out[0], out[1]);
+    /* The planes are reached by numbers of 32 bits, and what they take must be a size on any machine. */
+    if (times(times(plane, op[QRN_CONV_CHANNELS]), 8) > 1 << 28 || times(plane, outputs) > UINT64_MAX / 64) return wrong;
+    if (!in_arena(k, op[QRN_CONV_X], times(times(parts, op[QRN_CONV_CHANNELS]), size), dtype_bytes(op[QRN_CONV_X_DTYPE]))) return wrong;
+    if (!in_arena(k, op[QRN_CONV_Y], times(times(components, outputs), positions), dtype_bytes(op[QRN_CONV_Y_DTYPE]))) return wrong;
+    if (!is_none(op[QRN_CONV_CONSTANT])) {
+        uint64_t area = times(op[QRN_CONV_KERNEL], op[QRN_CONV_KERNEL + 1]), count = times(4 * outputs, area);
+        if (components != 4 || !in_blob(k, op[QRN_CONV_CONSTANT], count, 4)) return wrong;
+        if (pairs && (area > 1 << 10 || !bounded(k, op[QRN_CONV_CONSTANT], count, 19))) return wrong;
+    }
+    if (!finishing_fits(k, op[QRN_CONV_ACTIVATION], op[QRN_CONV_X_DTYPE], op[QRN_CONV_Y_DTYPE], op + QRN_CONV_QUANT, outputs))
+        return wrong;
+    if (!weights_fit(k, op + QRN_CONV_WEIGHTS, pairs, outputs, taps)) return "the weights of a convolution do not fit it";
+    if (!worked(k, times(times(times(out[0], out[1]), outputs), times(taps, components * components)))) return "it would never end";
+    if (!worked(k, times(times(plane, op[QRN_CONV_CHANNELS]), 8))) return "it would never end";
+    return NULL;
+}
+
+static const char *check_linear(bounds *k, const uint32_t *op) {
+    static const char *wrong = "a linear layer does not fit its tensors";
+    uint64_t outputs = op[QRN_LINEAR_WEIGHTS + QRN_W_OUTPUTS], components = op[QRN_LINEAR_WEIGHTS + QRN_W_COMPONENTS];
+    uint64_t parts = 0, n, rows = op[QRN_LINEAR_ROWS], channels = op[QRN_LINEAR_CHANNELS], taps;
+    int pairs = op[QRN_LINEAR_X_DTYPE] == QRN_I8;
+    if ((components != 1 && components != 4) || !sized(op[QRN_LINEAR_ROWS]) || !sized(op[QRN_LINEAR_CHANNELS])) return wrong;
+    if (op[QRN_LINEAR_PARTS] < 1 || op[QRN_LINEAR_PARTS] > (components == 4 ? 15u : 1u)) return wrong;
+    for (n = 0; n < 4; n++) parts += op[QRN_LINEAR_PARTS] >> n & 1;
+    if (outputs < 1 || outputs > LIMIT) return wrong;
+    taps = pairs && components == 1 ? (channels + 1) / 2 : channels;
+    if (!in_arena(k, op[QRN_LINEAR_X], times(times(rows, channels), parts), dtype_bytes(op[QRN_LINEAR_X_DTYPE]))) return wrong;
+    if (!in_arena(k, op[QRN_LINEAR_Y], times(times(rows, outputs), components), dtype_bytes(op[QRN_LINEAR_Y_DTYPE]))) return wrong;
+    if (!finishing_fits(k, op[QRN_LINEAR_ACTIVATION], op[QRN_LINEAR_X_DTYPE], op[QRN_LINEAR_Y_DTYPE], op + QRN_LINEAR_QUANT, outputs))
+        return wrong;
+    if (!weights_fit(k, op + QRN_LINEAR_WEIGHTS, pairs, outputs, taps)) return "the weights of a linear layer do not fit it";
+    return worked(k, times(times(rows, outputs), taps * components * components)) ? NULL : "it would never end";
+}
+
+static const char *check_recurrent(bounds *k, const uint32_t *op) {
+    static const char *wrong = "a recurrent layer does not fit its tensors";
+    const uint32_t *w = op + QRN_RECURRENT_WEIGHTS;
+    uint64_t gates = gates_of(op[QRN_RECURRENT_KIND]), outputs = w[QRN_W_OUTPUTS], components = w[QRN_W_COMPONENTS];
+    uint64_t units = outputs / gates, steps = op[QRN_RECURRENT_STEPS];
+    if (op[QRN_RECURRENT_KIND] > QRN_GRU || !sized(op[QRN_RECURRENT_STEPS]) || op[QRN_RECURRENT_REVERSE] > 1) return wrong;
+    if ((components != 1 && components != 4) || outputs < 1 || outputs > LIMIT || outputs % gates) return wrong;
+    if (!in_arena(k, op[QRN_RECURRENT_X], times(steps, components * outputs), 4)) return wrong;
+    if (!in_arena(k, op[QRN_RECURRENT_Y], times(steps, components * units), 4)) return wrong;
+    if (!in_arena(k, op[QRN_RECURRENT_H], components * units, 4)) return wrong;
+    if (op[QRN_RECURRENT_KIND] == QRN_LSTM && !in_arena(k, op[QRN_RECURRENT_C], components * units, 4)) return wrong;
+    if (!weights_fit(k, w, 0, outputs, units)) return "the weights of a recurrent layer do not fit it";
+    return worked(k, times(times(steps, outputs), (units + 16) * components * components)) ? NULL : "it would never end";
+}
+
+static const char *check_nest(bounds *k, const uint32_t *op) {
+    static const char *wrong = "a loop over tensors leaves them";
+    uint64_t reach[3] = {0, 0, 0}, count = 1, n, which, size = dtype_bytes(op[QRN_NEST_DTYPE]);
+    if (op[QRN_NEST_KIND] >= QRN_NEST_KINDS || op[QRN_NEST_DTYPE] > QRN_I32) return wrong;
+    if (op[QRN_NEST_DTYPE] != QRN_F32 && op[QRN_NEST_KIND] != QRN_NEST_COPY) return wrong;
+    for (n = 0; n < QRN_AXES; n++) {
+        if (!sized(op[QRN_NEST_SIZES + n])) return wrong;
+        count = times(count, op[QRN_NEST_SIZES + n]);
+        for (which = 0; which < 3; which++) {
+            uint64_t far = times(op[QRN_NEST_STRIDES_A + which * QRN_AXES + n], op[QRN_NEST_SIZES + n] - 1);
+            reach[which] = far > (uint64_t)1 << 32 || reach[which] > (uint64_t)1 << 32 ? UINT64_MAX : reach[which] + far;
+        }
+    }
+    for (which = 0; which < 3; which++) {
+        if (reach[which] >= (uint64_t)1 << 32) return wrong;
+    }
+    if (!anywhere(k, op[QRN_NEST_A], reach[0] + 1, size) || !in_arena(k, op[QRN_NEST_Y], reach[2] + 1, size)) return wrong;
+    if (takes_two(op[QRN_NEST_KIND]) && !anywhere(k, op[QRN_NEST_B], reach[1] + 1, size)) return wrong;
+    return worked(k, count) ? NULL : "it would never end";
+}
+
+static const char *check_pool(bounds *k, const uint32_t *op) {
+    static const char *wrong = "a pooling does not fit its tensors";
+    uint64_t axis, n, planes, size, reach = 1, places = times(op[QRN_POOL_OUT], op[QRN_POOL_OUT + 1]);
+    int adaptive = op[QRN_POOL_KERNEL] == 0 && op[QRN_POOL_KERNEL + 1] == 0;
+    if (op[QRN_POOL_KIND] > QRN_POOL_MODULUS || (op[QRN_POOL_DTYPE] != QRN_F32 && op[QRN_POOL_DTYPE] != QRN_I8)) return wrong;
+    if (op[QRN_POOL_DTYPE] == QRN_I8 && (op[QRN_POOL_KIND] == QRN_POOL_MODULUS || !is_i8(op[QRN_POOL_ZERO]))) return wrong;
+    for (n = QRN_POOL_CHANNELS; n < QRN_POOL_KERNEL; n++) {
+        if (!sized(op[n])) return wrong;
+    }
+    if ((int32_t)op[QRN_POOL_DIVISOR] < -1 || (int32_t)op[QRN_POOL_DIVISOR] > LIMIT) return wrong;
+    for (axis = 0; axis < 2; axis++) {
+        uint64_t in = op[QRN_POOL_HEIGHT + axis], kernel = op[QRN_POOL_KERNEL + axis], padding = op[QRN_POOL_PADDING + axis];
+        if (adaptive) {
+            reach = times(reach, in / op[QRN_POOL_OUT + axis] + 2);
+            continue;
+        }
+        if (!sized(op[QRN_POOL_KERNEL + axis]) || !sized(op[QRN_POOL_STRIDE + axis]) || !sized(op[QRN_POOL_DILATION + axis])) return wrong;
+        /* Every window has a place inside: padding up to half of it, and the last one begins before the far end. */
+        if (padding > kernel / 2) return wrong;
+        if (((uint64_t)op[QRN_POOL_OUT + axis] - 1) * op[QRN_POOL_STRIDE + axis] >= in + padding) return wrong;
+        if (in + 2 * padding < (kernel - 1) * op[QRN_POOL_DILATION + axis] + 1) return wrong;
+        reach = times(reach, kernel);
+    }
+    planes = times(op[QRN_POOL_CHANNELS], op[QRN_POOL_KIND] == QRN_POOL_MODULUS ? 4 : 1);
+    size = dtype_bytes(op[QRN_POOL_DTYPE]);
+    if (reach > LIMIT) return wrong; /* sums of bytes fit 32 bits */
+    if (!in_arena(k, op[QRN_POOL_X], times(planes, times(op[QRN_POOL_HEIGHT], op[QRN_POOL_WIDTH])), size)) return wrong;
+    if (!in_arena(k, op[QRN_POOL_Y], times(planes, places), size)) return wrong;
+    return worked(k, times(times(planes, places), reach)) ? NULL : "it would never end";
+}
+
+static const char *check_other(bounds *k, uint32_t code, const uint32_t *op) {
+    static const char *wrong = "an operation does not fit its tensors";
+    uint64_t count, places;
+    switch (code) {
+    case QRN_OP_UNARY:
+        count = op[QRN_UNARY_COUNT];
+        if (op[QRN_UNARY_KIND] >= QRN_ACTIVATIONS || !in_arena(k, op[QRN_UNARY_X], count, 4) || !in_arena(k, op[QRN_UNARY_Y], count, 4))
+            return wrong;
+        return worked(k, count) ? NULL : wrong;
+    case QRN_OP_EMBED:
+        count = times(op[QRN_EMBED_ROWS], op[QRN_EMBED_WIDTH]);
+        places = times(op[QRN_EMBED_ENTRIES], op[QRN_EMBED_WIDTH]);
+        if (op[QRN_EMBED_DTYPE] != QRN_F32 && op[QRN_EMBED_DTYPE] != QRN_F16 && op[QRN_EMBED_DTYPE] != QRN_I8) return wrong;
+        if (op[QRN_EMBED_DTYPE] == QRN_I8 && !in_blob(k, op[QRN_EMBED_SCALES], op[QRN_EMBED_ENTRIES], 4)) return wrong;
+        if (!in_arena(k, op[QRN_EMBED_X], op[QRN_EMBED_ROWS], 4) || !in_arena(k, op[QRN_EMBED_Y], count, 4)) return wrong;
+        if (!in_blob(k, op[QRN_EMBED_TABLE], places, dtype_bytes(op[QRN_EMBED_DTYPE]))) return wrong;
+        return worked(k, count) ? NULL : wrong;
+    case QRN_OP_ARGMAX:
+        places = times(op[QRN_ARGMAX_OUTER], op[QRN_ARGMAX_INNER]);
+        if (!sized(op[QRN_ARGMAX_COUNT]) || !in_arena(k, op[QRN_ARGMAX_X], times(places, op[QRN_ARGMAX_COUNT]), 4)) return wrong;
+        if (!in_arena(k, op[QRN_ARGMAX_Y], places, 4)) return wrong;
+        return worked(k, times(places, op[QRN_ARGMAX_COUNT])) ? NULL : wrong;
+    case QRN_OP_TABLE:
+        count = times(op[QRN_TABLE_CHANNELS], op[QRN_TABLE_COUNT]);
+        if (!in_arena(k, op[QRN_TABLE_X], count, 1) || !in_arena(k, op[QRN_TABLE_Y], count, 1)) return wrong;
+        if (!in_blob(k, op[QRN_TABLE_TABLE], times(op[QRN_TABLE_CHANNELS], 256), 1)) return wrong;
+        return worked(k, times(op[QRN_TABLE_CHANNELS], (uint64_t)op[QRN_TABLE_COUNT] + 1)) ? NULL : wrong;
+    case QRN_OP_PIXELS:
+        count = times(op[QRN_PIXELS_CHANNELS], op[QRN_PIXELS_COUNT]);
+        if (!in_arena(k, op[QRN_PIXELS_X], count, 1) || !in_arena(k, op[QRN_PIXELS_Y], count, 4)) return wrong;
+        if (!in_blob(k, op[QRN_PIXELS_SCALES], op[QRN_PIXELS_CHANNELS], 4)) return wrong;
+        if (!in_blob(k, op[QRN_PIXELS_SHIFTS], op[QRN_PIXELS_CHANNELS], 4)) return wrong;
+        return worked(k, times(op[QRN_PIXELS_CHANNELS], (uint64_t)op[QRN_PIXELS_COUNT] + 1)) ? NULL : wrong;
+    case QRN_OP_QUANTIZE:
+    case QRN_OP_DEQUANTIZE:
+        count = op[QRN_QUANTIZE_COUNT];
+        if (!is_i8(op[QRN_QUANTIZE_ZERO])) return wrong;
+        if (!in_arena(k, op[QRN_QUANTIZE_X], count, code == QRN_OP_QUANTIZE ? 4 : 1)) return wrong;
+        if (!in_arena(k, op[QRN_QUANTIZE_Y], count, code == QRN_OP_QUANTIZE ? 1 : 4)) return wrong;
+        return worked(k, count) ? NULL : wrong;
+    case QRN_OP_RESIZE:
+        for (count = QRN_RESIZE_CHANNELS; count < QRN_RESIZE_CORNERS; count++) {
+            if (!sized(op[count])) return wrong;
+        }
+        places = times(op[QRN_RESIZE_HEIGHT], op[QRN_RESIZE_WIDTH]);
+        count = times(op[QRN_RESIZE_CHANNELS], times(op[QRN_RESIZE_OUT], op[QRN_RESIZE_OUT + 1]));
+        if (!in_arena(k, op[QRN_RESIZE_X], times(op[QRN_RESIZE_CHANNELS], places), 4) || !in_arena(k, op[QRN_RESIZE_Y], count, 4))
+            return wrong;
+        return worked(k, count) ? NULL : wrong;
+    case QRN_OP_ADD_I8:
+        count = op[QRN_ADD_COUNT];
+        if (!is_i8(op[QRN_ADD_A_ZERO]) || !is_i8(op[QRN_ADD_B_ZERO]) || !is_i8(op[QRN_ADD_Y_ZERO])) return wrong;
+        if (!is_i8(op[QRN_ADD_LOW]) || !is_i8(op[QRN_ADD_HIGH]) || op[QRN_ADD_SHIFT] > 62) return wrong;
+        if (!in_arena(k, op[QRN_ADD_A], count, 1) || !in_arena(k, op[QRN_ADD_B], count, 1)) return wrong;
+        return in_arena(k, op[QRN_ADD_Y], count, 1) && worked(k, count) ? NULL : wrong;
+    default:
+        return "it has an operation that this runtime does not know";
+    }
+}
+
+static uint32_t op_words(uint32_t code) {
+    static const uint8_t words[] = {0,
+                                    QRN_CONV_WORDS,
+                                    QRN_LINEAR_WORDS,
+                                    QRN_RECURRENT_WORDS,
+                                    QRN_NEST_WORDS,
+                                    QRN_UNARY_WORDS,
+                                    QRN_POOL_WORDS,
+                                    QRN_EMBED_WORDS,
+                                    QRN_ARGMAX_WORDS,
+                                    QRN_TABLE_WORDS,
+                                    QRN_PIXELS_WORDS,
+                                    QRN_QUANTIZE_WORDS,
+                                    QRN_QUANTIZE_WORDS,
+                                    QRN_RESIZE_WORDS,
+                                    QRN_ADD_WORDS};
+    return code < sizeof words ? words[code] : 0;
+}
+
+static uint32_t crc_of(const uint8_t *bytes, size_t count) {
+    static const uint32_t table[16] = {0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac, 0x76dc4190, 0x6b6b51f4,
+                                       0x4db26158, 0x5005713c, 0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c,
+                                       0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c};
+    uint32_t crc = 0xffffffffu;
+    for (; count > 0; count--) {
+        crc ^= *bytes++;
+        crc = crc >> 4 ^ table[crc & 15];
+        crc = crc >> 4 ^ table[crc & 15];
+    }
+    return ~crc;
+}
+
+enum { TENSOR_WORDS = 2 + QRN_AXES + 1 }; /* a qrn_tensor and its address */
+
+static const uint32_t *tensor_words(const void *blob, size_t n) {
+    return (const uint32_t *)blob + QRN_HEADER_WORDS + n * TENSOR_WORDS;
+}
+
+static qrn_tensor tensor_of(const void *blob, size_t n) {
+    qrn_tensor t;
+    memcpy(&t, tensor_words(blob, n), sizeof t);
+    return t;
+}
+
+size_t qrn_bytes(qrn_tensor tensor) {
+    size_t count = (size_t)dtype_bytes(tensor.dtype), n;
+    for (n = 0; n < tensor.axes; n++) count *= tensor.size[n];
+    return count;
+}
+
+const char *qrn_check(const void *blob, size_t bytes) {
+    const uint32_t *words = (const uint32_t *)blob;
+    uint64_t place, end, n, tensors;
+    bounds k;
+    if (!blob || ((uintptr_t)blob & 3) != 0) return "it does not lie at a multiple of 4 bytes";
+    if (bytes < 4 * QRN_HEADER_WORDS || words[QRN_HEADER_MAGIC] != QRN_MAGIC) return "it is no packed network";
+    if (words[QRN_HEADER_VERSION] != QRN_VERSION) return "it is of a version that this runtime does not know";
+    if (words[QRN_HEADER_BYTES] != bytes || bytes > QRN_IN_BLOB || bytes % 4) return "it is cut short, or has something behind it";
+    if (crc_of((const uint8_t *)blob + 12, bytes - 12) != words[QRN_HEADER_CRC]) return "its checksum is wrong: it is damaged";
+    k.blob = (const uint8_t *)blob;
+    k.bytes = bytes;
+    k.tensors = words[QRN_HEADER_TENSORS];
+    k.work = 0;
+    if (k.tensors >= QRN_IN_BLOB || k.tensors % 4) return "its tensors do not fit in memory";
+    tensors = (uint64_t)words[QRN_HEADER_INPUTS] + words[QRN_HEADER_OUTPUTS];
+    if (words[QRN_HEADER_INPUTS] < 1 || words[QRN_HEADER_OUTPUTS] < 1 || tensors > 64) return "it has no inputs or outputs, or too many";
+    place = QRN_HEADER_WORDS + tensors * TENSOR_WORDS;
+    end = bytes / 4;
+    if (place > end) return "it is cut short";
+    for (n = 0; n < tensors; n++) {
+        const uint32_t *t = tensor_words(blob, n);
+        uint64_t count = 1, axis;
+        if (t[0] > QRN_I32 || t[1] > QRN_AXES) return "an input or output is of no known kind";
+        for (axis = 0; axis < t[1]; axis++) {
+            if (!sized(t[2 + axis])) return "an input or output has no size";
+            count = times(count, t[2 + axis]);
+        }
+        if (!in_arena(&k, t[2 + QRN_AXES], count, dtype_bytes(t[0]))) return "an input or output lies outside of the memory";
+    }
+    for (n = 0; n < words[QRN_HEADER_OPS]; n++) {
+        uint32_t code;
+        const char *wrong;
+        if (end - place < 2) return "its list of operations is cut short";
+        code = words[place];
+        if (op_words(code) == 0) return "it has an operation that this runtime does not know";
+        if (words[place + 1] != op_words(code) || end - place - 2 < op_words(code)) return "an operation is cut short";
+        place += 2;
+        wrong = code == QRN_OP_CONV        ? check_conv(&k, words + place)
+                : code == QRN_OP_LINEAR    ? check_linear(&k, words + place)
+                : code == QRN_OP_RECURRENT ? check_recurrent(&k, words + place)
+                : code == QRN_OP_NEST      ? check_nest(&k, words + place)
+                : code == QRN_OP_POOL      ? check_pool(&k, words + place)
+                                           : check_other(&k, code, words + place);
+        if (wrong) return wrong;
+        place += op_words(code);
+    }
+    if (qrn_arena(blob, 1) > (size_t)1 << 31) return "it needs more memory than a network of this kind may";
+    return NULL;
+}
+
+/* ----------------------------------------------------------------------------------------------------------- running */
+
+static size_t scratch_of(const uint8_t *blob, uint32_t code, const uint32_t *op, int fast) {
+    if (code == QRN_OP_CONV) return conv_of(blob, op, fast).scratch;
+    if (code == QRN_OP_LINEAR) {
+        weights w = weights_of(blob, op + QRN_LINEAR_WEIGHTS, op[QRN_LINEAR_X_DTYPE] == QRN_I8);
+        return linear_of(&w, op[QRN_LINEAR_CHANNELS]).scratch;
+    }
+    if (code == QRN_OP_RECURRENT) {
+        weights w = weights_of(blob, op + QRN_RECURRENT_WEIGHTS, 0);
+        return linear_of(&w, w.taps).scratch;
+    }
+    return 0;
+}
+
+/* Tensors, then scratch memory. A vector may read past the end of a tensor, so there is always something behind the last. */
+static size_t scratch_start(const void *blob) { return (((const uint32_t *)blob)[QRN_HEADER_TENSORS] + 31 + 32) & ~(size_t)31; }
+
+static const uint32_t *first_op(const void *blob) { return tensor_words(blob, qrn_inputs(blob) + qrn_outputs(blob)); }
+
+size_t qrn_arena(const void *blob, int fast) {
+    const uint32_t *op = first_op(blob);
+    size_t most = 0, n;
+    for (n = 0; n < ((const uint32_t *)blob)[QRN_HEADER_OPS]; n++, op += 2 + op[1]) {
+        most = larger(most, scratch_of((const uint8_t *)blob, op[0], op + 2, fast));
+    }
+    return scratch_start(blob) + most;
+}
+
+size_t qrn_inputs(const void *blob) { return ((const uint32_t *)blob)[QRN_HEADER_INPUTS]; }
+size_t qrn_outputs(const void *blob) { return ((const uint32_t *)blob)[QRN_HEADER_OUTPUTS]; }
+qrn_tensor qrn_input(const void *blob, size_t n) { return tensor_of(blob, n); }
+qrn_tensor qrn_output(const void *blob, size_t n) { return tensor_of(blob, qrn_inputs(blob) + n); }
+
+int qrn_run(const void *blob, void *arena, size_t arena_bytes, const void *const *inputs, void *const *outputs) {
+    const uint32_t *op = first_op(blob);
+    machine m;
+    size_t n, ops = ((const uint32_t *)blob)[QRN_HEADER_OPS];
+    m.blob = (const uint8_t *)blob;
+    m.arena = (uint8_t *)arena;
+    m.scratch = m.arena + scratch_start(blob);
+    if (arena_bytes < scratch_start(blob)) return QRN_ARENA_TOO_SMALL;
+    m.scratch_bytes = arena_bytes - scratch_start(blob);
+    for (n = 0; n < qrn_inputs(blob); n++) {
+        memcpy(m.arena + tensor_words(blob, n)[2 + QRN_AXES], inputs[n], qrn_bytes(qrn_input(blob, n)));
+    }
+    for (n = 0; n < ops; n++, op += 2 + op[1]) {
+        const uint32_t *arguments = op + 2;
+        int failed = 0;
+        switch (op[0]) {
+        case QRN_OP_CONV: failed = run_conv(&m, arguments); break;
+        case QRN_OP_LINEAR: failed = run_linear(&m, arguments); break;
+        case QRN_OP_RECURRENT: failed = run_recurrent(&m, arguments); break;
+        case QRN_OP_NEST: run_nest(&m, arguments); break;
+        case QRN_OP_UNARY:
+            unary(arguments[QRN_UNARY_KIND], (const float *)at(&m, arguments[QRN_UNARY_X]),
+                  (float *)out_at(&m, arguments[QRN_UNARY_Y]), arguments[QRN_UNARY_COUNT], as_float(arguments[QRN_UNARY_A]),
+                  as_float(arguments[QRN_UNARY_B]));
+            break;
+        case QRN_OP_POOL: run_pool(&m, arguments); break;
+        case QRN_OP_EMBED: failed = run_embed(&m, arguments); break;
+        case QRN_OP_ARGMAX: run_argmax(&m, arguments); break;
+        case QRN_OP_TABLE: run_table(&m, arguments); break;
+        case QRN_OP_PIXELS: run_pixels(&m, arguments); break;
+        case QRN_OP_QUANTIZE: run_quantize(&m, arguments); break;
+        case QRN_OP_DEQUANTIZE: run_dequantize(&m, arguments); break;
+        case QRN_OP_RESIZE: run_resize(&m, arguments); break;
+        default: run_add_i8(&m, arguments); break;
+        }
+        if (failed) return failed;
+    }
+    for (n = 0; n < qrn_outputs(blob); n++) {
+        const uint32_t *t = tensor_words(blob, qrn_inputs(blob) + n);
+        memcpy(outputs[n], m.arena + t[2 + QRN_AXES], qrn_bytes(qrn_output(blob, n)));
+    }
+    return 0;
+}
