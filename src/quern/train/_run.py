@@ -25,6 +25,7 @@ from quern.errors import CompactionError, Diverged, LastPathWarning, NoRuleError
 from quern.graph import check_module
 from quern.optim import ProximalAdam, ProximalSGD
 from quern.records import Epoch, Phase, Result
+from quern.records.text import in_epochs
 from quern.sparsity import measure
 from quern.train._batches import (
     Batch,
@@ -46,7 +47,7 @@ from quern.train._training import Training
 from quern.train.team import team
 
 MILESTONES = 20  # of a grinding that is steered, if it has the steps
-STEPS_BETWEEN = 4  # milestones, at least: one takes as long as some steps, and λ needs a few of them to act
+STEPS_BETWEEN = 5  # milestones, at least: one takes as long as some steps, and λ needs a few of them to act
 FINAL_PASSES = 5  # chances at its end to meet the goal, which a steering may move
 TEMPERATURE = 4.0
 
@@ -335,7 +336,7 @@ class _Loop:
         kept = "there is no checkpoint yet"
         if self.files.begun:
             done = self.state.epoch
-            kept = f"the last good checkpoint is {self.files.folder}/last.safetensors ({done} epochs done)"
+            kept = f"the last good checkpoint is {self.files.folder}/last.safetensors ({in_epochs(done)} done)"
         raise Diverged(
             f"the loss is {loss:g} in epoch {epoch + 1}, step {step + 1}: the training diverged; {kept}. "
             "Try a smaller learning rate or penalty."
