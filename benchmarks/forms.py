@@ -1,55 +1,65 @@
-"""Where the Hadamard form beats the block form: the measurements behind ``products.choose_conv_form`` and its kin.
+"""Which form of the product is fastest where: the measurements behind ``products.choose_conv_form`` and its kin.
 
     python benchmarks/forms.py [--repeats N]
 
-Each cell is the time of the block form over that of the Hadamard form, channels_last, interleaved: above 1 the Hadamard
-form is faster. A star marks what the choosing function picks; stars should stand where the numbers are above 1.
+Each line has three groups: a forward pass that expands the weight, one that has it in a layer's cache, and both ways as
+in training. In a group stand the times of the Hadamard and the stacked form, block form = 1, interleaved and
+channels_last: the smallest number, or 1, is the fastest form. The last word is what the choosing function picks.
 """
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quern import functional
 from quern.functional import products
 from quern.functional.products import Form
+from quern.functional.weight_cache import WeightCache
 from timing import host, medians
 
 CPU = torch.device("cpu")
+FORMS: tuple[Form, ...] = ("block", "hadamard", "stacked")
+WAYS = ("expanded", "kept", "both ways")
+
+Product = Callable[[WeightCache | None], Tensor]
 
 
-def ratio(product: Callable[[], Tensor], chooser: str, backward: bool, repeats: int) -> float:
+def ratios(product: Product, chooser: str, way: str, repeats: int) -> str:
     original = getattr(products, chooser)
 
-    def forced(form: Form) -> Callable[[], None]:
-        def call() -> None:
-            setattr(products, chooser, lambda *_: form)
-            with torch.set_grad_enabled(backward):
-                y = product()
-            if backward:
-                y.backward(torch.ones_like(y))
-
-        return call
+    def call(form: Form, cache: WeightCache | None) -> None:
+        setattr(products, chooser, lambda *_: form)
+        with torch.set_grad_enabled(way == "both ways"):
+            y = product(cache)
+        if way == "both ways":
+            y.backward(torch.ones_like(y))
 
     try:
-        seconds = medians({"block": forced("block"), "hadamard": forced("hadamard")}, repeats)
+        calls = {form: partial(call, form, WeightCache() if way == "kept" else None) for form in FORMS}
+        seconds = medians(calls, repeats)
     finally:
         setattr(products, chooser, original)
-    return seconds["block"] / seconds["hadamard"]
+    return f"{seconds['hadamard'] / seconds['block']:5.2f} {seconds['stacked'] / seconds['block']:5.2f}"
 
 
-def convolution(channels: int, size: int, batch: int, kernel: int, groups: int) -> Callable[[], Tensor]:
-    weight = torch.randn(4, channels, channels // groups, kernel, kernel, requires_grad=True)
+def convolution(channels: int, size: int, batch: int, kernel: int, groups: int) -> Product:
+    weight = nn.Parameter(torch.randn(4, channels, channels // groups, kernel, kernel))
     x = torch.randn(batch, 4 * channels, size, size).to(memory_format=torch.channels_last).requires_grad_()
-    return lambda: functional.conv(x, weight, padding=kernel // 2, groups=groups)
+    return lambda cache: functional.conv(x, weight, padding=kernel // 2, groups=groups, cache=cache)
 
 
-def linear(features: int, rows: int) -> Callable[[], Tensor]:
-    weight = torch.randn(4, features, features, requires_grad=True)
+def linear(features: int, rows: int) -> Product:
+    weight = nn.Parameter(torch.randn(4, features, features))
     x = torch.randn(rows, 4 * features, requires_grad=True)
-    return lambda: functional.linear(x, weight)
+    return lambda cache: functional.linear(x, weight, cache=cache)
+
+
+def line(title: str, product: Product, chooser: str, picked: Form, repeats: int) -> None:
+    cells = (ratios(product, chooser, way, repeats) for way in WAYS)
+    print(f"  {title}: {' | '.join(cells)}  {picked}", flush=True)
 
 
 def main() -> None:
@@ -59,28 +69,28 @@ def main() -> None:
     torch.set_num_threads(2)
     print(host())
     for kernel, groups in ((3, 1), (1, 1), (5, 1), (3, 4)):
-        print(f"\nconvolution {kernel}x{kernel}, groups={groups}: forward / both ways")
-        for channels in (8, 16, 32, 64, 128, 256)[: 6 if kernel == 1 else 5]:
-            for size, batch in ((4, 1), (4, 16), (8, 16), (8, 128), (16, 4), (16, 64)):
-                ways = [
-                    ratio(convolution(channels, size, batch, kernel, groups), "choose_conv_form", both, repeats)
-                    for both in (False, True)
-                ]
-                picked = (
-                    products.choose_conv_form(CPU, channels, channels, groups, kernel**2, batch * size**2) == "hadamard"
+        print(f"\nconvolution {kernel}x{kernel}, groups={groups}: {' | '.join(WAYS)}")
+        for channels in (8, 16, 32, 64, 128, 256, 512)[: 5 if kernel == 5 else 7]:
+            for size, batch in ((4, 1), (4, 4), (8, 2), (8, 4), (8, 16), (8, 128), (16, 64)):
+                positions = batch * size**2
+                if channels**2 // groups * kernel**2 * positions > 1 << 32:  # seconds each, and the choice is plain
+                    continue
+                line(
+                    f"{channels:4d} quaternions, {size:2d}x{size:<2d} batch {batch:3d}",
+                    convolution(channels, size, batch, kernel, groups),
+                    "choose_conv_form",
+                    products.choose_conv_form(CPU, channels, channels, groups, kernel**2, positions),
+                    repeats,
                 )
-                print(
-                    f"  {channels:4d} quaternions, {size:3d}x{size:<3d} batch {batch:4d}: "
-                    f"{ways[0]:5.2f} / {ways[1]:5.2f} {'*' if picked else ''}",
-                    flush=True,
-                )
-    print("\nlinear: forward / both ways")
-    for features in (32, 64, 128, 256, 512):
-        for rows in (1, 32, 128, 512, 2048):
-            ways = [ratio(linear(features, rows), "choose_linear_form", both, repeats) for both in (False, True)]
-            picked = products.choose_linear_form(CPU, features, features, rows) == "hadamard"
-            print(
-                f"  {features:4d} quaternions, {rows:4d} rows: {ways[0]:5.2f} / {ways[1]:5.2f} {'*' if picked else ''}"
+    print(f"\nlinear: {' | '.join(WAYS)}")
+    for features in (32, 64, 128, 256, 512, 1024):
+        for rows in (1, 4, 16, 32, 128, 512, 2048):
+            line(
+                f"{features:4d} quaternions, {rows:4d} rows",
+                linear(features, rows),
+                "choose_linear_form",
+                products.choose_linear_form(CPU, features, features, rows),
+                repeats,
             )
 
 

@@ -29,6 +29,12 @@ def test_bench_compares_a_run_with_itself_compacted(run: Path) -> None:
     assert 10e6 < first["onnx_peak_bytes"] < first["torch_peak_bytes"]
 
 
+def test_bytes_of_a_file_are_those_of_the_file(run: Path, small: Path) -> None:
+    out, _ = here("bench", run, small, "--batch", 1, "--threads", 1, "--repeats", 1, "--json")
+    files = (run / "model.safetensors", small)
+    assert [model["file_bytes"] for model in json.loads(out)["models"]] == [file.stat().st_size for file in files]
+
+
 def test_an_onnx_file_must_take_the_images_of_the_others(run: Path, tmp_path: Path) -> None:
     to_onnx(torch.nn.Conv2d(3, 2, 1), tmp_path / "colour.onnx", torch.randn(2, 3, 8, 8))
     sentence = refused("bench", run, tmp_path / "colour.onnx", "--repeats", 1)

@@ -17,7 +17,13 @@ def test_help_is_quick_and_has_examples() -> None:
 
 def test_looking_at_what_is_there_does_not_wait_for_torch(straight: tuple[Path, str, str]) -> None:
     results = Path(__file__).parents[2] / "results"
-    commands = (["show", straight[0]], ["show", results / "cifar10-43"], ["data", "list"], ["data", "verify"])
+    commands = (
+        ["show", straight[0]],
+        ["show", results / "cifar10-43"],
+        ["data", "list"],
+        ["data", "verify"],
+        ["export", straight[0], "network.tflite"],  # refused at once
+    )
     code = f"""
 import contextlib, sys
 from quern.cli import main

@@ -44,13 +44,14 @@ def test_transposed_convolution_is_the_adjoint_of_the_conjugate_convolution() ->
     torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("form", ["hadamard", "stacked"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_never_takes_the_form_that_needs_room(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+def test_half_precision_never_takes_a_form_that_needs_room(
+    dtype: torch.dtype, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums of four components of 20,000 are out of reach of float16, also under autocast, where inputs are float32."""
     for name in ("choose_linear_form", "choose_conv_form"):
-        monkeypatch.setattr(products, name, lambda *_: "hadamard")
+        monkeypatch.setattr(products, name, lambda *_: form)
     weight, kernel = torch.randn(4, 8, 8) / 100, torch.randn(4, 8, 8, 3, 3) / 1000
     x, image = torch.full((5, 32), 20_000.0), torch.full((2, 32, 6, 6), 20_000.0)
     with torch.autocast("cpu", dtype):

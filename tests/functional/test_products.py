@@ -1,4 +1,4 @@
-"""Both forms of the product: equal to plain loops over Hamilton products, and to each other in values and gradients."""
+"""All forms of the product: equal to plain loops over Hamilton products, and to each other in values and gradients."""
 
 import pytest
 import torch
@@ -55,8 +55,7 @@ def hadamard_form(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geom
     return products.hadamard_convolution(x, pair, bias, geometry)
 
 
-def both_forms(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> tuple[Tensor, Tensor]:
-    return block_form(x, weight, bias, geometry), hadamard_form(x, weight, bias, geometry)
+FORMS = {"block": block_form, "hadamard": hadamard_form, "stacked": products.stacked_convolution}
 
 
 def assert_near(found: Tensor, wanted: Tensor, limit: float) -> None:
@@ -90,24 +89,22 @@ def test_forms_equal_loops_and_each_other(drawn, with_bias: bool, slice_bytes: i
     limit = tolerance(dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(products, "SLICE_BYTES", slice_bytes)
-        block, hadamard = both_forms(x, weight, bias, geometry)
         wanted = loops(x, weight, bias, geometry)
-        assert block.shape == hadamard.shape == wanted.shape
-        assert_near(block, wanted, limit)
-        assert_near(hadamard, wanted, limit)
-        gradient = torch.randn(block.shape, generator=generator, dtype=dtype)
-        pairs = zip(
-            torch.autograd.grad(hadamard, variables, gradient),
-            torch.autograd.grad(block, variables, gradient),
-            strict=True,
-        )
-        for found, reference in pairs:
-            assert_near(found, reference, limit)
+        gradient = torch.randn(wanted.shape, generator=generator, dtype=dtype)
+        gradients = {}
+        for name, form in FORMS.items():
+            y = form(x, weight, bias, geometry)
+            assert y.shape == wanted.shape
+            assert_near(y, wanted, limit)
+            gradients[name] = torch.autograd.grad(y, variables, gradient)
+        for name in ("hadamard", "stacked"):
+            for found, reference in zip(gradients[name], gradients["block"], strict=True):
+                assert_near(found, reference, limit)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("form", [block_form, hadamard_form])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_gradients_and_second_derivatives_match_finite_differences(form, transposed: bool) -> None:
     geometry = Geometry((2, 1), (1, 0), (1, 2), 2, transposed, (1, 0) if transposed else (0, 0))
     x = torch.randn(2, 16, 3, 4, dtype=torch.float64, requires_grad=True)
@@ -128,9 +125,10 @@ def test_linear_forms_equal_loops(inner: int, outs: int, rows: int, with_bias: b
     x = torch.randn(rows, 4 * inner, dtype=torch.float64)
     weight = torch.randn(4, outs, inner, dtype=torch.float64)
     bias = torch.randn(4, outs, dtype=torch.float64) if with_bias else None
-    found = products.hadamard_linear(x, products.hadamard_weights(weight), bias)
-    wanted = oracle.linear(x.numpy(), weight.numpy(), None if bias is None else bias.numpy())
-    torch.testing.assert_close(found, torch.from_numpy(wanted), rtol=1e-10, atol=1e-10)
+    wanted = torch.from_numpy(oracle.linear(x.numpy(), weight.numpy(), None if bias is None else bias.numpy()))
+    hadamard = products.hadamard_linear(x, products.hadamard_weights(weight), bias)
+    for found in (hadamard, products.stacked_linear(x, weight, bias)):
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
 
 
 def test_block_weight_is_left_multiplication() -> None:
@@ -138,36 +136,41 @@ def test_block_weight_is_left_multiplication() -> None:
     torch.testing.assert_close(products.block_weight(weight), torch.from_numpy(oracle.block(weight.numpy())))
 
 
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_the_layout_is_kept_and_the_output_may_be_changed_in_place(layout: torch.memory_format) -> None:
+def test_the_layout_is_kept_and_the_output_may_be_changed_in_place(form, layout: torch.memory_format) -> None:
     geometry = Geometry((1, 1), (1, 1), (1, 1), 1, False, (0, 0))
     x = torch.randn(4, 64, 6, 6).to(memory_format=layout)
     weight = torch.randn(4, 16, 16, 3, 3, requires_grad=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(products, "SLICE_BYTES", 1)  # one sample a slice
-        y = products.hadamard_convolution(x, products.hadamard_weights(weight, layout=layout), None, geometry)
+        y = form(x, weight, None, geometry)
     assert y.is_contiguous(memory_format=layout)
     y.relu_().sum().backward()
     assert weight.grad is not None
     assert weight.grad.isfinite().all()
 
 
-def test_autocast_works_in_both_forms() -> None:
+@pytest.mark.parametrize("form", [hadamard_form, products.stacked_convolution])
+def test_autocast_works_in_every_form(form) -> None:
     geometry = Geometry((1, 1), (1, 1), (1, 1), 1, False, (0, 0))
     x, weight = torch.randn(2, 8, 4, 4), torch.randn(4, 2, 2, 3, 3, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
-        block, hadamard = both_forms(x, weight, None, geometry)
-    assert hadamard.dtype == block.dtype == torch.bfloat16
-    hadamard.float().sum().backward()
+        block, other = block_form(x, weight, None, geometry), form(x, weight, None, geometry)
+    assert other.dtype == block.dtype == torch.bfloat16
+    other.float().sum().backward()
     assert weight.grad is not None
     assert weight.grad.isfinite().all()
-    torch.testing.assert_close(hadamard, block, rtol=0.1, atol=0.3)
+    torch.testing.assert_close(other, block, rtol=0.1, atol=0.3)
 
 
 def test_the_choice_of_form_is_by_size_and_device() -> None:
     cpu = torch.device("cpu")
     assert products.choose_conv_form(cpu, 64, 128, 1, 9, 400 * 16) == "hadamard"
     assert products.choose_conv_form(cpu, 4, 8, 1, 25, 400 * 121) == "block"
+    assert products.choose_conv_form(cpu, 64, 128, 1, 9, 16) == "stacked"
+    assert products.choose_conv_form(cpu, 512, 512, 1, 9, 128) == "stacked"
     assert products.choose_conv_form(torch.device("cuda"), 64, 128, 1, 9, 400 * 16) == "block"
     assert products.choose_linear_form(cpu, 512, 512, 400) == "hadamard"
     assert products.choose_linear_form(cpu, 2048, 10, 400) == "block"
+    assert products.choose_linear_form(cpu, 512, 512, 1) == "stacked"

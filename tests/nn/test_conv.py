@@ -25,7 +25,7 @@ def test_input_parts_equal_the_encoded_image(parts: str, encode, channels: int) 
     torch.testing.assert_close(flat_raw(row), flat_full(encode(row)))
 
 
-@pytest.mark.parametrize("form", ["block", "hadamard"])
+@pytest.mark.parametrize("form", ["block", "hadamard", "stacked"])
 def test_channels_last_is_kept_by_grouped_convolutions(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "choose_conv_form", lambda *sizes: form)
     layer, x = qnn.QConv2d(16, 8, 3, groups=2), torch.randn(2, 16, 5, 5)
@@ -115,7 +115,7 @@ def test_transposed_output_size(size: int) -> None:
 
 
 @pytest.mark.parametrize("batch", [0, 1])
-@pytest.mark.parametrize("form", ["block", "hadamard"])
+@pytest.mark.parametrize("form", ["block", "hadamard", "stacked"])
 def test_empty_and_single_batches(batch: int, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "choose_conv_form", lambda *sizes: form)
     layer = qnn.QConv2d(8, 4, 3)

@@ -13,9 +13,9 @@ from tests.nn.cases import CASES, Case
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-@pytest.fixture(params=["block", "hadamard"])
+@pytest.fixture(params=["block", "hadamard", "stacked"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Form:
-    """Both forms of the product, whatever the sizes say."""
+    """Every form of the product, whatever the sizes say."""
     for choice in ("choose_conv_form", "choose_linear_form"):
         monkeypatch.setattr(products, choice, lambda *sizes: request.param)
     return request.param

@@ -323,7 +323,7 @@ def test_divergence_names_the_place_and_the_checkpoint(images: ImageSet, tmp_pat
                 spoilt.get_parameter("0.weight").data[0, 0] = math.inf
 
     spoilt = build()
-    with pytest.raises(TrainingError, match=r"epoch 2, step 10: .*\(1 epochs done\)"):
+    with pytest.raises(TrainingError, match=r"epoch 2, step 10: .*\(1 epoch done\)"):
         fit(spoilt, images, settings, tmp_path / "spoilt", watchers=[Spoil(-1, 0)])
     for name in ("last", "best"):
         tensors, _ = checkpoint.load(tmp_path / "spoilt" / f"{name}.safetensors")

@@ -3,8 +3,9 @@
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,11 +28,13 @@ def bench(
     threads: Sequence[int] = (1, 2),
     repeats: int = 30,
     progress: Callable[[str], None] = lambda _: None,
+    headers: Mapping[str, dict[str, Any]] | None = None,
 ) -> Bench:
     """Time ``models`` on images of ``shape`` (channels, height, width), and say how large they are.
 
     A model is a network, timed in torch and in onnxruntime, or an ONNX file, timed there. ``repeats`` rounds are
-    counted, in each of which every model has its turn.
+    counted, in each of which every model has its turn. ``headers`` have, by the network's name, the ``images`` and
+    ``metrics`` that its file holds, as :func:`quern.io.save` takes them: they are bytes too.
     """
     if not models or min([*batches, *threads, repeats]) < 1:
         raise QuernError("a benchmark needs at least one model, and batches, threads and repeats of at least 1.")
@@ -44,7 +47,8 @@ def bench(
         files, sizes = {}, []
         for n, (name, model) in enumerate(models.items()):
             progress(f"preparing {name}")
-            files[name], size = _prepare(name, model, shape, Path(folder) / str(n), max(batches))
+            header = (headers or {}).get(name, {"images": {"shape": list(shape)}})
+            files[name], size = _prepare(name, model, shape, Path(folder) / str(n), max(batches), header)
             sizes.append(size)
         results: list[Timing] = []
         try:
@@ -58,7 +62,9 @@ def bench(
     return Bench(tuple(sizes), tuple(results), shape, repeats)
 
 
-def _prepare(name: str, model: nn.Module | Path, shape: tuple[int, ...], stem: Path, batch: int) -> tuple[Path, Model]:
+def _prepare(
+    name: str, model: nn.Module | Path, shape: tuple[int, ...], stem: Path, batch: int, header: dict[str, Any]
+) -> tuple[Path, Model]:
     """The model's ONNX file, and its sizes."""
     if isinstance(model, Path):
         peak = peak_memory(model, shape, batch=batch)
@@ -66,7 +72,7 @@ def _prepare(name: str, model: nn.Module | Path, shape: tuple[int, ...], stem: P
     model.eval()
     onnx, own = stem.with_suffix(".onnx"), stem.with_suffix(".safetensors")
     example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
-    io.save(model, own, images={"shape": list(shape)})
+    io.save(model, own, metrics=header.get("metrics"), images=header.get("images"))
     to_onnx(model, onnx, example)
     sparsity = measure(model, example)
     can_be_built = io.describe(own)["builder"] is not None  # else a fresh process could not load it

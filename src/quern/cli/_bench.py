@@ -42,6 +42,7 @@ def bench(
     if out is not None:
         check_out(out)
     chosen: dict[str, Any] = {}
+    headers: dict[str, dict[str, Any]] = {}
     shape: tuple[int, ...] | None = None
     for path in models:
         if path.suffix == ".onnx":
@@ -52,9 +53,11 @@ def bench(
         network, header = open_network(path)
         shape = shape or image_shape(header, path)
         if len(models) > 1:
-            chosen[_unused(printable(path.name), chosen)] = network
+            networks = {_unused(printable(path.name), chosen): network}
         else:
-            chosen |= _dense_and_compacted(network, header, shape)
+            networks = _dense_and_compacted(network, header, shape)
+        chosen |= networks
+        headers |= dict.fromkeys(networks, header)
     if shape is None:
         raise QuernError("give at least one .safetensors file or run besides .onnx files.")
     timings = benching.bench(
@@ -64,6 +67,7 @@ def bench(
         threads=threads or (1, 2),
         repeats=repeats,
         progress=lambda what: say(what, err_console),
+        headers=headers,
     )
     record = {"environment": facts(), "files": [printable(path) for path in models], **timings.to_dict()}
     if out is not None:

@@ -44,18 +44,17 @@ def export(
     json_: Json = False,
 ) -> None:
     """Write a network for other programs, checked against the original on real images first."""
-    import torch
-
-    from quern import export as exporting
-
-    kinds = {".onnx": exporting.to_onnx, ".pt2": exporting.to_pt2}
-    if out.suffix not in kinds:
+    if out.suffix not in (".onnx", ".pt2"):
         raise QuernError(f"{out} ends in neither .onnx nor .pt2, so it is not clear what to write.")
     if int8 and out.suffix != ".onnx":
         raise QuernError("--int8 is for .onnx files.")
     if calibration < 1:
         raise QuernError(f"--calibration is {calibration}, but there must be at least one image.")
     check_out(out)
+    import torch  # only now: it takes seconds, and what is wrong with the command is said at once
+
+    from quern import export as exporting
+
     network, header = open_network(model)
     images = images_to_check(header, dataset, data_dir, model)
     if int8 and images is None:
@@ -84,7 +83,7 @@ def export(
     result: dict[str, Any] = {"file": printable(out)}
     with tempfile.TemporaryDirectory(prefix="quern-export-") as folder:
         plain = Path(folder) / "plain.onnx" if int8 else out
-        report = kinds[out.suffix](network, plain, example, pixels=raw)
+        report = (exporting.to_onnx if out.suffix == ".onnx" else exporting.to_pt2)(network, plain, example, pixels=raw)
         what = f"{'float32: ' if int8 else f'{out}: '}{report.bytes:,} bytes, scores within {report.difference:.1e}"
         result |= {"bytes": report.bytes, "difference": report.difference}
         if images is not None and out.suffix == ".onnx":

@@ -22,7 +22,7 @@ from quern.records import (
     schema,
 )
 from quern.records.schema import visible
-from quern.records.text import clock, summary
+from quern.records.text import clock, in_epochs, summary
 
 
 def show(
@@ -38,24 +38,50 @@ def show(
     path = run / "config.json"
     if not path.exists() and (run / "record.json").exists():
         read_compression(run / "record.json")  # says what is wrong with it
+    whole = run.resolve().parent
+    if not path.exists() and (stages := begun(whole)) is not None and run.resolve().name in ("dense", "small"):
+        _show_stage(run, stages, history)
+        return
     config = schema.read(path, TrainConfig, "a run of quern train", "restore it, or train again")
-    settings, result = _course(config["settings"], path), None
-    if (run / "result.json").exists():
-        result = schema.read(run / "result.json", Result, "the result of a run", "remove it, and go on with --resume")
-    lines = _history(run) if result is None else list(result.history)
-    epochs = [summary(line, settings.total) for line in lines]
+    settings = _course(config["settings"], path)
+    lines, result = _reached(run)  # all files are read before anything is said
     say(visible(config["command"]))
     say(f"{visible(config['dataset'])}, seed {settings.seed}: {settings.phases}")
     _say_facts(config.get("environment", {}))
+    _say_course(settings, lines, result, history, how_to_go_on(run))
+
+
+def _show_stage(run: Path, config: Begun, history: bool) -> None:
+    """One of the two networks of a run of ``quern compress``."""
+    stage, whole = run.resolve().name, run.resolve().parent
+    given = config["settings"][stage]
+    settings = _course({"epochs": 0} if given is None else given, whole / "config.json")
+    lines, result = _reached(run)
+    say(f"the {stage} network of {visible(config.get('command') or 'quern.compress')}")
+    if given is None:
+        say("it was given, not trained")
+    _say_course(settings, lines, result, history, how_to_go_on(whole))
+
+
+def _reached(run: Path) -> tuple[list[Epoch], Result | None]:
+    """The epochs of a training, and what it came to if it is finished."""
+    if not (run / "result.json").exists():
+        return _history(run), None
+    result = schema.read(run / "result.json", Result, "the result of a run", "remove it, and go on with --resume")
+    return list(result.history), result
+
+
+def _say_course(settings: Course, lines: list[Epoch], result: Result | None, history: bool, go_on: str) -> None:
+    epochs = [summary(line, settings.total) for line in lines]
     for line in epochs if history else []:
         say(line)
     if result is not None:
-        say(f"{len(lines)} epochs in {clock(result.seconds)}")
+        say(f"{in_epochs(len(lines))} in {clock(result.seconds)}")
         print_result(result, settings, out_console)
         return
     if epochs and not history:
         say(epochs[-1])
-    say(f"not finished; go on with: {how_to_go_on(run)}")
+    say(f"not finished; go on with: {go_on}")
 
 
 def _course(settings: Any, path: Path) -> Course:

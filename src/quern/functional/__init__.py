@@ -39,7 +39,8 @@ __all__ = [
 
 
 def _full_precision(x: Tensor) -> bool:
-    """The sums of the Hadamard form need some room above the largest number, which half precision has not."""
+    """The block form adds up inside one real operation. The others add what operations gave, and half precision has
+    neither the room for that above its largest number nor the digits."""
     kind = x.device.type
     halved = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     return x.dtype in (torch.float32, torch.float64) and not halved
@@ -71,6 +72,8 @@ def linear(
     if form == "hadamard":
         weights = cached(cache, form, weight, lambda: products.hadamard_weights(weight))
         return products.hadamard_linear(x, weights, bias)
+    if form == "stacked":
+        return products.stacked_linear(x, weight, bias)
     real = cached(cache, form, weight, lambda: products.block_weight(weight, input_parts))
     return F.linear(x, real, None if bias is None else bias.flatten())
 
@@ -100,6 +103,8 @@ def _convolve(
     if form == "hadamard":
         weights = cached(cache, form, weight, lambda: products.hadamard_weights(weight, *shape))
         y = products.hadamard_convolution(x, weights, bias, geometry)
+    elif form == "stacked":
+        y = products.stacked_convolution(x, weight, bias, geometry)
     else:
         real = cached(cache, form, weight, lambda: products.block_weight(weight, input_parts, *shape))
         y = products.block_convolution(x, real, bias, geometry, input_parts)

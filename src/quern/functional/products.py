@@ -1,15 +1,18 @@
-r"""Two ways to multiply by a quaternion weight with real arithmetic, and the choice between them.
+r"""Three ways to multiply by a quaternion weight with real arithmetic, and the choice between them.
 
 *Block form*: expand every weight to its 4x4 real matrix and call one real operation, 16 real products per quaternion
 product. *Hadamard form*: 8 real products. With :math:`H` the 4x4 Walsh-Hadamard matrix and :math:`c = a \otimes b`
 
 .. math:: f_m c_m = \tfrac14 [H (Ha \circ Hb)]_m - 2\, a_{p(m)} b_{q(m)}, \qquad f = (-1, 1, 1, 1),
 
-which is two real operations with four groups each and a few additions (docs/math.md derives it). Both are equal up to
-rounding. A weight is ``(4, out, in/groups, *kernel)``, an activation ``(batch, 4*channels, *space)``, component-major.
+which is two real operations with four groups each and a few additions (docs/math.md derives it). *Stacked form*: the
+parameter itself is the weight of one real operation on the four components of the input, stacked in the batch; their 16
+products are added up with their signs afterwards, so no weight is expanded. All are equal up to rounding. A weight is
+``(4, out, in/groups, *kernel)``, an activation ``(batch, 4*channels, *space)``, component-major.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,7 +25,7 @@ from quern.algebra import UNIT_SIGN, UNITS
 from quern.functional.autograd import gradients_of, needs_gradients_by_autograd, needs_plain
 from quern.functional.shapes import swap_channel_order
 
-Form = Literal["block", "hadamard"]
+Form = Literal["block", "hadamard", "stacked"]
 
 
 def _signed_terms() -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -95,15 +98,19 @@ def choose_conv_form(
     """The faster form for a convolution of ``channels_in`` to ``channels_out`` quaternion channels.
 
     ``area`` is the number of kernel positions, ``positions`` how often it is applied in all. The limits are read off
-    ``benchmarks/forms.py`` on CPU: a real group must be wide enough to fill the vector units, and the products saved
-    per output must outweigh the additions (sooner in a grouped convolution, whose channels the block form has to
-    reorder). Elsewhere grouped real convolutions are slow, and the block form is right. An exported program must not
-    depend on the batch it was traced with, and gets the block form too.
+    ``benchmarks/forms.py`` on CPU. A large weight at few positions takes longer to expand, or to read expanded, than to
+    apply: the stacked form, at more positions if the weight is larger than the cache. For the Hadamard form a real
+    group must be wide enough to fill the vector units, and the products saved per output must outweigh the additions
+    (sooner in a grouped convolution, whose channels the block form has to reorder). Elsewhere grouped real convolutions
+    are slow, and the block form is right. An exported program must not depend on the batch it was traced with, and gets
+    the block form too.
     """
     if torch.compiler.is_exporting() or device.type != "cpu":
         return "block"
-    narrow = min(channels_in, channels_out) // groups
-    enough = narrow >= 16 and narrow * area >= (288 if groups == 1 else 144) and narrow * positions >= 16384
+    narrow, numbers = min(channels_in, channels_out) // groups, 4 * channels_in * channels_out // groups * area
+    if narrow >= 16 and numbers >= 1 << 17 and positions <= (64 if numbers < 1 << 22 else 128):
+        return "stacked"
+    enough = narrow >= 16 and narrow * area >= (288 if groups == 1 else 144) and narrow * positions >= 8192
     return "hadamard" if enough else "block"
 
 
@@ -111,7 +118,9 @@ def choose_linear_form(device: torch.device, features_in: int, features_out: int
     """The faster form for a linear map of ``rows`` quaternion vectors; as :func:`choose_conv_form`."""
     if torch.compiler.is_exporting() or device.type != "cpu":
         return "block"
-    return "hadamard" if min(features_in, features_out) >= 256 and rows >= 32 else "block"
+    if min(features_in, features_out) < 256:
+        return "block"
+    return "hadamard" if rows >= 32 else "stacked"
 
 
 # -------------------------------------------------------------------------------------------------- weights, cached
@@ -344,3 +353,35 @@ def hadamard_linear(x: Float[Tensor, "... n"], weights: tuple[Tensor, Tensor], b
     correction = torch.baddbmm(start, rows, second)
     parts = [correction[TARGET.index(m)] + FLIP[m] * total[m] for m in range(4)]
     return torch.cat(parts, -1).view(*x.shape[:-1], 4 * first.shape[-1])
+
+
+def _sum_of_products(parts: Sequence[Sequence[Tensor]], bias: Tensor | None, dim: int) -> Tensor:
+    """The quaternions along ``dim`` whose components are signed sums of ``parts[q][p]``, the products of component q of
+    the input and component p of the weight."""
+    rows = []
+    for m in range(4):
+        total = parts[m][0] if bias is None else parts[m][0] + bias[m]  # the unit r is 1: a plus sign
+        for p in range(1, 4):
+            total = torch.add(total, parts[p ^ m][p], alpha=UNIT_SIGN[p][p ^ m])
+        rows.append(total)
+    return torch.cat(rows, dim)
+
+
+def stacked_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Float[Tensor, "..."]:
+    """``W (x) x + b`` from the parameter ``(4, out, in/groups, *kernel)`` as it is, with 16 real products each."""
+    groups = geometry.groups
+    real = weight.flatten(0, 1)
+    if groups > 1 or geometry.transposed:  # the outputs of a group side by side
+        real = weight.unflatten(1, (groups, -1)).transpose(0, 1).flatten(1, 2)
+        real = (real.transpose(1, 2) if geometry.transposed else real).flatten(0, 1)
+    y = geometry.apply(torch.cat(_components(x)), real, None, groups)
+    y = y if groups == 1 else swap_channel_order(y, groups, 4)
+    parts = [_components(component) for component in y.unflatten(0, (4, -1)).unbind(0)]
+    return _sum_of_products(parts, None if bias is None else bias.view(*bias.shape, *[1] * (x.dim() - 2)), 1)
+
+
+def stacked_linear(x: Float[Tensor, "... n"], weight: Float[Tensor, "4 out in"], bias: Tensor | None) -> Tensor:
+    """The stacked form of a linear map of the last axis."""
+    stacked = torch.stack(x.unflatten(-1, (4, -1)).unbind(-2))
+    products = F.linear(stacked, weight.flatten(0, 1)).unflatten(-1, (4, -1))
+    return _sum_of_products([component.unbind(-2) for component in products.unbind(0)], bias, -1)

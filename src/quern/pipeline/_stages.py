@@ -28,6 +28,7 @@ from quern.pipeline._folder import open_folder
 from quern.pipeline.steering import Steering
 from quern.records import Answers, Budget, Chance, Comparison, Network, schema
 from quern.records.schema import to_plain
+from quern.records.text import in_epochs
 from quern.sparsity import measure
 from quern.train import Loaders, Result, Settings, Source, Watcher, evaluate, fit, held_out
 
@@ -129,7 +130,7 @@ def _train_dense(job: Job, model: nn.Module, settings: Settings | None) -> tuple
         return finished
     dense = copy.deepcopy(model)
     if settings is not None:
-        job.tell(f"dense network: {settings.epochs} epochs")
+        job.tell(f"dense network: {in_epochs(settings.epochs)}")
         return dense, job.fit("dense", dense, settings)
     dense.to(job.batches.example.device).eval()
     _, val_accuracy = evaluate(dense, job.batches.val())
@@ -171,7 +172,7 @@ def _grind(
     if budget:
         options = {"images": job.batches.about(), "dense_accuracy": dense_result.val_accuracy}
         steer = Steering(budget, job.batches.example, speedup=speedup, trial=trial, **options)
-    job.tell(f"small network: {settings.epochs} epochs to grind, {settings.heal} to heal")
+    job.tell(f"small network: {in_epochs(settings.epochs)} to grind, {settings.heal} to heal")
     small = copy.deepcopy(dense)
     return small, job.fit("small", small, settings, teacher=teacher, steer=steer)
 

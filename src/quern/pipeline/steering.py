@@ -28,7 +28,7 @@ from quern.graph import batch_norms
 from quern.pipeline._sizes import Size, SizeCounter, planned_size
 from quern.records import Budget
 from quern.records.schema import Between, Count, Positive, Share, check
-from quern.train import MILESTONES, Grinding
+from quern.train import Grinding
 
 __all__ = ["Steering"]
 
@@ -87,7 +87,7 @@ class Steering:
             counted = self._counter_of(now.model).size()
             agree = counted is not None and replace(counted, macs=dense.macs) == dense
             now.memory.update(dense=asdict(dense), macs_ratio=self.budget.min_speedup, trials=[], counted=agree)
-        return self._steps_and_plan(now, self._goal(now.memory, now.milestone))[1]
+        return self._steps_and_plan(now, self._goal(now, now.milestone))[1]
 
     def _steps_and_plan(self, now: Grinding, goal: float) -> tuple[float, Plan | None]:
         """The steps to ``goal``, and the plan for what is dead then: by counts if the plan says the same."""
@@ -129,7 +129,7 @@ class Steering:
             return None
         if self.by_cost:
             now.optimizer.weigh(self._costs(now))
-        goal = self._goal(now.memory, now.milestone + 1)
+        goal = self._goal(now, now.milestone + 1)
         # At first counts have shown nothing but that they are right for the dense network; then every removal shows it.
         return (self._steps_and_plan(now, goal)[0] if now.milestone == 0 else self._steps(now, goal)) / now.steps
 
@@ -140,8 +140,9 @@ class Steering:
             now.memory["counted"] = dead
         return dead
 
-    def _goal(self, memory: dict[str, Any], milestone: int) -> float:
-        return self._excess(memory, Size(**memory["dense"])) ** max(0.0, 1 - milestone / (MILESTONES - 1))
+    def _goal(self, now: Grinding, milestone: int) -> float:
+        dense = self._excess(now.memory, Size(**now.memory["dense"]))
+        return dense ** max(0.0, 1 - milestone / (now.milestones - 1))
 
     def _reached(self, now: Grinding) -> bool:
         memory, size = now.memory, self._size(now)

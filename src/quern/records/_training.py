@@ -10,6 +10,10 @@ from quern.records.schema import Between, Count, Measured, Seconds, Share, check
 Phase = Literal["warmup", "train", "grind", "heal"]
 
 
+def in_epochs(count: int) -> str:
+    return f"{count} epoch{'' if count == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class Course:
     """The settings of a training as they are written down; :class:`quern.train.Settings` says what they mean."""
@@ -46,7 +50,7 @@ class Course:
         """The phases in words."""
         parts = [(self.warmup, "to warm up"), (self.epochs, f"with {self.penalty}" if self.penalty else "")]
         parts.append((self.heal, "to heal"))
-        return ", ".join(f"{count} epochs {what}".strip() for count, what in parts if count)
+        return ", ".join(f"{in_epochs(count)} {what}".strip() for count, what in parts if count)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for records."""

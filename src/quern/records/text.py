@@ -1,8 +1,8 @@
 """Times and epochs in words, for those who show a run; no torch."""
 
-from quern.records._training import Epoch
+from quern.records._training import Epoch, in_epochs
 
-__all__ = ["clock", "summary"]
+__all__ = ["clock", "in_epochs", "summary"]
 
 
 def clock(seconds: float) -> str:

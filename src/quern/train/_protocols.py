@@ -26,19 +26,20 @@ class Watcher(Protocol):
 @dataclass(frozen=True)
 class Grinding:
     """A training under its penalty, as a :class:`Steer` sees it: the network and its optimizer, the number of this
-    milestone (from 0), the steps to the next one, and what the steering wants to remember (plain values; they are saved
-    with the training)."""
+    milestone (from 0), how many there are, the steps to the next one, and what the steering wants to remember (plain
+    values; they are saved with the training)."""
 
     model: nn.Module
     optimizer: ProximalAdam | ProximalSGD
     milestone: int
+    milestones: int
     steps: float
     memory: dict[str, Any]
 
 
 @runtime_checkable
 class Steer(Protocol):
-    """Steers a grinding at each of the ``MILESTONES`` that part it into equal parts, and at its end. First it says what
+    """Steers a grinding at each of the milestones that part it into equal parts, and at its end. First it says what
     to ``remove`` at once, besides what died; then the ``strength``, the factor of λ from here on. None as strength ends
     the grinding: what is zero stays so, and its epochs go on without the penalty."""
 

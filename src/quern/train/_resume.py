@@ -11,6 +11,7 @@ from quern.io.tensorfile import CHANNELS, spread
 from quern.optim import ProximalAdam, ProximalSGD
 from quern.records import Course, Epoch
 from quern.records.schema import Between, Count, Positive, Seconds, Share, short
+from quern.records.text import in_epochs
 from quern.train._settings import Settings
 
 __all__ = ["State", "check_frozen", "check_network", "check_place", "moved", "optimizer_tensors"]
@@ -72,7 +73,7 @@ def _rules(state: State, settings: Settings, steps: int) -> Iterator[tuple[bool,
     epoch, step, history, best = state.epoch, state.step, state.history, state.best
     yield epoch <= settings.total, f"epoch {epoch} of {settings.total}"
     yield step <= (steps if epoch < settings.total else 0), f"step {step} of {steps} in epoch {epoch + 1}"
-    yield len(history) == epoch, f"{len(history)} lines of history for {epoch} epochs"
+    yield len(history) == epoch, f"{len(history)} lines of history for {in_epochs(epoch)}"
     wanted = [(n + 1, settings.phase(n)[0]) for n in range(len(history))]
     yield [(line.epoch, line.phase) for line in history] == wanted, "lines of history of other epochs"
     yield (best is None) == (epoch == 0), "a best epoch without any, or none"

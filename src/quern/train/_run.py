@@ -25,6 +25,7 @@ from quern.errors import CompactionError, Diverged, LastPathWarning, NoRuleError
 from quern.graph import check_module
 from quern.optim import ProximalAdam, ProximalSGD
 from quern.records import Epoch, Phase, Result
+from quern.records.text import in_epochs
 from quern.sparsity import measure
 from quern.train._batches import (
     Batch,
@@ -45,7 +46,8 @@ from quern.train._signals import Signals
 from quern.train._training import Training
 from quern.train.team import team
 
-MILESTONES = 20  # of a grinding that is steered
+MILESTONES = 20  # of a grinding that is steered, if it has the steps
+STEPS_BETWEEN = 5  # milestones, at least: one takes as long as some steps, and λ needs a few of them to act
 FINAL_PASSES = 5  # chances at its end to meet the goal, which a steering may move
 TEMPERATURE = 4.0
 
@@ -171,18 +173,22 @@ class _Loop:
             for watcher in started:
                 watcher.end()
 
+    @property
+    def _milestones(self) -> int:
+        return max(2, min(MILESTONES, self.settings.epochs * self.steps // STEPS_BETWEEN))
+
     def _milestone(self, place: int, step: int) -> int | None:
         """The number of the milestone that falls on a step of the grinding."""
         whole, number = self.settings.epochs * self.steps, place * self.steps + step
-        now, before = (MILESTONES * n // whole for n in (number, number - 1))
+        now, before = (self._milestones * n // whole for n in (number, number - 1))
         return now if now > before else None
 
     def _steer(self, number: int) -> None:
         """Let the steering choose λ anew."""
         assert self.steer is not None
         assert isinstance(self.optimizer, (ProximalAdam, ProximalSGD))
-        steps = self.settings.epochs * self.steps / MILESTONES
-        now = Grinding(self.model, self.optimizer, number, steps, self.state.steered)
+        steps = self.settings.epochs * self.steps / self._milestones
+        now = Grinding(self.model, self.optimizer, number, self._milestones, steps, self.state.steered)
         self.training.compact(self.steer.remove(now))
         strength = self.steer.strength(now)
         self.state.strength, self.state.enough = strength or 0.0, strength is None
@@ -226,7 +232,7 @@ class _Loop:
         if self.steer is not None and phase == "grind" and place == settings.epochs - 1:
             for _ in range(FINAL_PASSES):
                 if not state.enough:
-                    self._steer(MILESTONES)
+                    self._steer(self._milestones)
         self.crew.equalize_buffers(self.model)
         val_loss, val_accuracy = evaluate(self.model, self.source.val(), self.crew)
         self._check_health(epoch)
@@ -330,7 +336,7 @@ class _Loop:
         kept = "there is no checkpoint yet"
         if self.files.begun:
             done = self.state.epoch
-            kept = f"the last good checkpoint is {self.files.folder}/last.safetensors ({done} epochs done)"
+            kept = f"the last good checkpoint is {self.files.folder}/last.safetensors ({in_epochs(done)} done)"
         raise Diverged(
             f"the loss is {loss:g} in epoch {epoch + 1}, step {step + 1}: the training diverged; {kept}. "
             "Try a smaller learning rate or penalty."
