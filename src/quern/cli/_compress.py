@@ -162,6 +162,7 @@ def _compress(config: dict[str, Any], out: Path, resume: bool, quiet: bool, json
     import torch
 
     from quern import io
+    from quern._size import size_of
     from quern.bench.machine import facts
     from quern.penalties import Penalty
     from quern.pipeline import compress
@@ -189,7 +190,7 @@ def _compress(config: dict[str, Any], out: Path, resume: bool, quiet: bool, json
     if not resume:
         config = {**config, "threads": torch.get_num_threads(), "sums": images.sums, "environment": facts()}
     if not quiet:
-        count = sum(p.numel() for p in network.parameters())
+        count = size_of(network).parameters
         say(f"{images.name}: {len(images.train):,} images to train, {len(images.val):,} to validate", err_console)
         say(f"{config['start'] or _run.model_name(config, images)}: {count:,} parameters", err_console)
     comparison = compress(

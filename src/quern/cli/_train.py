@@ -103,6 +103,7 @@ def _train(config: dict[str, Any], out: Path | None, resume: bool, tensorboard: 
     import torch
 
     from quern import train
+    from quern._size import size_of
     from quern.bench.machine import facts
 
     _run.set_threads(config["threads"])
@@ -129,7 +130,7 @@ def _train(config: dict[str, Any], out: Path | None, resume: bool, tensorboard: 
             check_writable(out, "--out")
     watchers = _run.make_watchers(out, quiet, tensorboard) if leads else []
     if leads and not quiet:
-        count = sum(p.numel() for p in network.parameters())
+        count = size_of(network).parameters
         start = f"{_run.model_name(config, images)}: {count:,} parameters; "
         start += f"{images.name}: {len(images.train):,} images to train, {len(images.val):,} to validate; "
         say(f"{start}{settings.phases}", err_console)

@@ -120,7 +120,7 @@ def try_weight(images: ImageSet, run: Run, weight: float | None, batch: int) -> 
         with warnings.catch_warnings():
             warnings.simplefilter("error", LastPathWarning)
             found = fit(network, images, settings)
-        neurons = plan(network, images.normalize(images.train.pixels[:2]), settings.tol).neurons[1]
+        neurons = plan(network, images.normalize(images.train.pixels[:2]), settings.tol).after.neurons
         dead_neurons, size = 1 - neurons / size.neurons, found.sparsity
         accuracy = statistics.fmean(line.val_accuracy for line in found.history[-LAST:])
         if _at_chance(accuracy, images.val.labels):

@@ -34,7 +34,6 @@ from quern.records._experiments import (
     Deployed,
     Environment,
     Family,
-    LayerCounts,
     Method,
     Moduli,
     Reached,
@@ -60,7 +59,7 @@ from quern.records._runs import (
     without_penalty,
 )
 from quern.records._size import Size
-from quern.records._sparsity import LayerSparsity, Sparsity
+from quern.records._sparsity import LayerCounts, LayerSparsity, Sparsity
 from quern.records._training import Course, Epoch, Phase, Result
 
 __all__ = ["DATASETS", "FAMILIES", "FIGURE2", "METHODS", "NEURONS", "PAPER", "TABLE1", "Answers", "Begun", "Budget"]

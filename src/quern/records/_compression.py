@@ -97,6 +97,7 @@ class Network(Size):
     test_accuracy: Share | None
     val_accuracy: Share
     macs: Count
+    bytes: Count
     onnx_bytes: Count
     latency_ms: Milliseconds
     seconds: Seconds

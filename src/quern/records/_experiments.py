@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from quern.records._runs import DATASETS, FAMILIES, METHODS, Run
 from quern.records._size import Size
+from quern.records._sparsity import LayerCounts
 from quern.records._training import Course, Epoch
 from quern.records.schema import (
     Between,
@@ -26,19 +27,6 @@ Family = Annotated[str, OneOf(tuple(FAMILIES))]
 Method = Annotated[str, OneOf(tuple(METHODS))]
 Environment = dict[str, str | int | None]
 DeadBy = Literal["compaction"]
-
-
-@dataclass(frozen=True)
-class LayerCounts:
-    """One quaternion layer of a trained network."""
-
-    name: str
-    kind: str
-    quaternions: Count
-    zero_components: Count
-    zero_quaternions: Count
-    neurons: Count
-    dead_neurons: Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +66,7 @@ class Deployed(Size):
     image."""
 
     macs: Count | None = None
+    bytes: Count
     latency_ms: Milliseconds | None = None
     memory: Annotated[float, Between(0.0, 1e15)] | None = None
 

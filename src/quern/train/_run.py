@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from quern import io
 from quern._files import write_text
+from quern._size import size_of
 from quern.compact import plan
 from quern.data import ImageSet
 from quern.errors import CompactionError, Diverged, LastPathWarning, NoRuleError, Stopped, TrainingError
@@ -244,7 +245,7 @@ class _Loop:
             quaternion_sparsity=sparsity.quaternion_sparsity,
             neuron_sparsity=sparsity.neuron_sparsity,
             neurons_left=sparsity.neurons_left,
-            parameters=sum(p.numel() for p in self.model.parameters()),
+            parameters=size_of(self.model).parameters,
             seconds=before + time.perf_counter() - started,
             images_per_second=state.images / state.seconds,
             peak_memory_mb=_peak_memory_mb(self.device),
@@ -266,7 +267,7 @@ class _Loop:
         tests = self.source.test()
         accuracy = None if tests is None else evaluate(self.model, tests, self.crew)[1]
         try:
-            neurons = plan(self.model, self.source.example, self.settings.tol).neurons[1]
+            neurons = plan(self.model, self.source.example, self.settings.tol).after.neurons
         except CompactionError:  # a network that cannot be made smaller can still be trained
             neurons = None
         return replace(line, test_accuracy=accuracy, compacted_neurons=neurons)
