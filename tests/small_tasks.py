@@ -77,6 +77,6 @@ def same(a: nn.Module, b: nn.Module) -> None:
 def few_milestones(count: int = 3) -> Iterator[None]:
     """Each milestone of a steering takes as long as hundreds of steps of networks as small as these."""
     with pytest.MonkeyPatch.context() as patch:
-        for place in ("quern.train._run.MILESTONES", "quern.pipeline.steering.MILESTONES"):
+        for place in ("quern.train._loop.MILESTONES", "quern.pipeline.steering.MILESTONES"):
             patch.setattr(place, count)
         yield

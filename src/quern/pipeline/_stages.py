@@ -139,7 +139,7 @@ def _train_dense(job: Job, model: nn.Module, settings: Settings | None) -> tuple
     result = Result((), 0, val_accuracy, accuracy, loss, measure(dense, job.batches.example), 0.0)
     folder = job.out / "dense"
     folder.mkdir(parents=True, exist_ok=True)
-    io.save(dense, folder / "model.safetensors", metrics=result.accuracies(), images=job.batches.about())
+    io.save(dense, folder / "model.safetensors", metrics=result.accuracies(), images=job.batches.image_format())
     write_text(folder / "result.json", json.dumps(result.to_dict(), indent=1))
     return dense, result
 
@@ -171,7 +171,7 @@ def _grind(
 
     steer = None
     if budget:
-        options = {"images": job.batches.about(), "dense_accuracy": dense_result.val_accuracy}
+        options = {"images": job.batches.image_format(), "dense_accuracy": dense_result.val_accuracy}
         steer = Steering(budget, job.batches.example, speedup=speedup, trial=trial, **options)
     job.tell(f"small network: {settings.epochs} epochs to grind, {settings.heal} to heal")
     small = copy.deepcopy(dense)

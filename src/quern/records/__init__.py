@@ -22,12 +22,15 @@ from quern.records._compression import (
     Chance,
     CompressConfig,
     Compression,
+    CompressRequest,
     Histories,
     Network,
+    Request,
     SampleRow,
     Samples,
     StageSettings,
     TrainConfig,
+    TrainRequest,
 )
 from quern.records._experiments import (
     Dataset,
@@ -63,10 +66,43 @@ from quern.records._sparsity import LayerCounts, LayerSparsity, Sparsity
 from quern.records._training import Course, Epoch, Phase, Result
 
 __all__ = ["DATASETS", "FAMILIES", "FIGURE2", "METHODS", "NEURONS", "PAPER", "TABLE1", "Answers", "Begun", "Budget"]
-__all__ += ["Chance", "Comparison", "CompressConfig", "Compression", "Course", "Dataset", "Deployed", "Environment"]
+__all__ += [
+    "Chance",
+    "Comparison",
+    "CompressConfig",
+    "CompressRequest",
+    "Compression",
+    "Course",
+    "Dataset",
+    "Deployed",
+    "Environment",
+]
 __all__ += ["Epoch", "Family", "Histories", "LayerCounts", "LayerSparsity", "Method", "Moduli", "Network", "Phase"]
-__all__ += ["Reached", "Record", "Result", "Run", "SampleRow", "Samples", "Size", "Small", "Sparsity", "StageSettings"]
-__all__ += ["TimingRow", "Timings", "TrainConfig", "TrialRow", "Trials", "Verdict", "Written", "WrittenTerm", "Zeros"]
+__all__ += [
+    "Reached",
+    "Record",
+    "Request",
+    "Result",
+    "Run",
+    "SampleRow",
+    "Samples",
+    "Size",
+    "Small",
+    "Sparsity",
+    "StageSettings",
+]
+__all__ += [
+    "TimingRow",
+    "Timings",
+    "TrainConfig",
+    "TrainRequest",
+    "TrialRow",
+    "Trials",
+    "Verdict",
+    "Written",
+    "WrittenTerm",
+    "Zeros",
+]
 __all__ += ["check_known", "check_writable", "keep", "read", "read_compression", "read_record", "record_path"]
 __all__ += ["respelled", "without_penalty", "write"]
 

@@ -41,7 +41,7 @@ class Stages(TypedDict):
     label_smoothing: NotRequired[float]
 
 
-class _Asked(TypedDict):
+class Request(TypedDict):
     """What both commands are asked for."""
 
     command: Text
@@ -52,23 +52,31 @@ class _Asked(TypedDict):
     model: str | None
     options: Options
     threads: Annotated[int, Between(1.0, 4096.0)] | None
-    sums: dict[Text, str]
-    environment: NotRequired[Environment]
 
 
-class TrainConfig(_Asked):
-    """config.json of ``quern train``."""
-
+class TrainRequest(Request):
     settings: dict[str, Any]
 
 
-class CompressConfig(_Asked):
-    """config.json of ``quern compress``; its ``settings`` are all that follows from the rest."""
-
+class CompressRequest(Request):
     start: Text | None
     penalty: list[dict[str, Any]] | None
     budget: dict[str, Any]
     stages: Stages
+
+
+class TrainConfig(TrainRequest):
+    """config.json of ``quern train``: what was asked for, of which data, where."""
+
+    sums: dict[Text, str]
+    environment: NotRequired[Environment]
+
+
+class CompressConfig(CompressRequest):
+    """config.json of ``quern compress``; its ``settings`` are all that follows from the rest."""
+
+    sums: dict[Text, str]
+    environment: NotRequired[Environment]
 
 
 class StageSettings(TypedDict):

@@ -4,7 +4,7 @@ default."""
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypedDict
 
 from quern.records._runs import DATASETS, FAMILIES, METHODS, Run
 from quern.records._size import Size
@@ -25,8 +25,19 @@ from quern.records.schema import (
 Dataset = Annotated[str, OneOf(tuple(DATASETS))]
 Family = Annotated[str, OneOf(tuple(FAMILIES))]
 Method = Annotated[str, OneOf(tuple(METHODS))]
-Environment = dict[str, str | int | None]
 DeadBy = Literal["compaction"]
+
+
+class Environment(TypedDict, total=False):
+    """The program and the machine that made a record; ``commit`` is None outside of a git tree."""
+
+    quern: str
+    commit: str | None
+    torch: str
+    numpy: str
+    python: str
+    cpu: str
+    threads: Count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ def headline(section: str, records: Records) -> str:
         runs = [run for group in records.groups for run in group.runs]
         return f"{len(runs)} runs, {sum(run.seconds for run in runs) / 3600:,.1f} hours." if runs else ""
     start, number = _NUMBERS[section]
-    said = [f"{text} on {name}" for dataset, name in DATASETS.items() if (text := number(records, dataset))]
-    return f"{start}: {', '.join(said)}." if said else ""
+    numbers = [f"{text} on {name}" for dataset, name in DATASETS.items() if (text := number(records, dataset))]
+    return f"{start}: {', '.join(numbers)}." if numbers else ""
 
 
 def _beaten(records: Records, dataset: str) -> str | None:

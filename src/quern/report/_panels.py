@@ -44,7 +44,7 @@ def margins(panel: Panel) -> tuple[float, float, float, float]:
 
 def mathematics(text: str) -> str:
     """R_Q and ℓ1 with their letters set low; all else as it is."""
-    return MATHEMATICS.sub(lambda found: f"{found[1]}$_{{\\mathrm{{{found[2]}}}}}$", text.replace("$", r"\$"))
+    return MATHEMATICS.sub(lambda match: f"{match[1]}$_{{\\mathrm{{{match[2]}}}}}$", text.replace("$", r"\$"))
 
 
 def draw(axes: "Axes", panel: Panel) -> dict[str, Any]:

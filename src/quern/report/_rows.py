@@ -129,8 +129,8 @@ def claims(records: Records, dataset: str) -> Table | None:
             none = None
         rows.append(_claim(group, none, claimed and group.method == "gamma-bn"))
     if claimed:
-        said = ("under 17", "under 15,000", "5×", "", "about 3×", "", "", "none lost")
-        rows.insert(0, (word(METHODS["gamma-bn"]), word("the paper"), *map(word, said), *_blank(2)))
+        claimed_cells = ("under 17", "under 15,000", "5×", "", "about 3×", "", "", "none lost")
+        rows.insert(0, (word(METHODS["gamma-bn"]), word("the paper"), *map(word, claimed_cells), *_blank(2)))
     columns = ("method", "from", "neurons left, %", "parameters left", "file smaller", "memory, MB", "faster")
     columns += ("accuracy before, %", "accuracy small, %", "points against none", "runs", "epochs")
     note = (

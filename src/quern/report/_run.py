@@ -70,7 +70,7 @@ class Answer:
     """What a network says of an image."""
 
     who: str
-    said: str
+    name: str
     confidence: str
     right: bool
 
@@ -237,14 +237,14 @@ def _curves(history: Histories, dense: Network, dead_by: str | None) -> Figure |
 def _samples(path: Path, total: Answers | None) -> tuple[Kind, ...]:
     if not path.exists():
         return ()
-    found = schema.read(path, Samples, "samples of quern compress", "go on with --resume to make it again")
+    samples = schema.read(path, Samples, "samples of quern compress", "go on with --resume to make it again")
     kinds = []
     for name, title in KINDS:
-        rows = [row for row in found["samples"] if _kind(row) == name]
+        rows = [row for row in samples["samples"] if _kind(row) == name]
         if total is not None:
             title += f": {amount(getattr(total, name))} of {amount(total.inputs)}"
         if rows:
-            kinds.append(Kind(title, tuple(_sample(row, found["classes"]) for row in rows)))
+            kinds.append(Kind(title, tuple(_sample(row, samples["classes"]) for row in rows)))
     return tuple(kinds)
 
 
@@ -260,8 +260,8 @@ def _sample(sample: SampleRow, classes: Sequence[str]) -> Sample:
 
     label = sample["label"]
     answers = tuple(
-        Answer(who, name(said), f"{100 * sure:.0f}\u00a0%", said == label)
-        for who, said, sure in (
+        Answer(who, name(answer), f"{100 * sure:.0f}\u00a0%", answer == label)
+        for who, answer, sure in (
             ("dense", sample["dense"], sample["dense_confidence"]),
             ("compacted", sample["small"], sample["small_confidence"]),
         )
