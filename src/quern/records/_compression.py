@@ -171,20 +171,37 @@ class Answers:
         return wilson(self.dense, self.inputs), wilson(self.small, self.inputs), difference
 
 
-class VerdictRow(TypedDict):
+@dataclass(frozen=True)
+class Verdict:
+    """A limit of the budget, and what came of it."""
+
     what: str
     limit: float
     value: float
     met: bool
 
+    def __str__(self) -> str:
+        asked = f"{self.what}: {_number(self.value)}, asked for {_number(self.limit)}"
+        return f"{asked}: {'met' if self.met else f'missed by {_number(abs(self.value - self.limit))}'}"
 
-class LayerSizes(TypedDict):
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.2f}"
+
+
+@dataclass(frozen=True)
+class LayerSizes:
     """Neurons of a layer before and after."""
 
     name: str
     kind: str
     dense: Count
     small: Count
+
+    @property
+    def share(self) -> float:
+        """Of its neurons, percent that are left."""
+        return 100 * self.small / self.dense if self.dense else 0.0
 
 
 class Histories(TypedDict):
@@ -201,7 +218,7 @@ class Compression(TypedDict):
     layers: list[LayerSizes]
     history: Histories
     dead_by: NotRequired[DeadBy]
-    budget: NotRequired[list[VerdictRow]]
+    budget: NotRequired[list[Verdict]]
     chance: NotRequired[Chance | None]
     answers: NotRequired[tuple[Answers, ...]]
     environment: NotRequired[Environment]

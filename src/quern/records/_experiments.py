@@ -10,17 +10,7 @@ from quern.records._runs import DATASETS, FAMILIES, METHODS, Run
 from quern.records._size import Size
 from quern.records._sparsity import LayerCounts
 from quern.records._training import Course, Epoch
-from quern.records.schema import (
-    Between,
-    Count,
-    Measured,
-    Milliseconds,
-    OneOf,
-    Positive,
-    Seconds,
-    Share,
-    Text,
-)
+from quern.records.schema import Between, Count, Measured, Milliseconds, OneOf, Positive, Seconds, Share, Text
 
 Dataset = Annotated[str, OneOf(tuple(DATASETS))]
 Family = Annotated[str, OneOf(tuple(FAMILIES))]
@@ -143,6 +133,18 @@ class Record:
     dead_by: DeadBy | None = None
     dense: Deployed
     small: Small
+
+    @property
+    def by_modulus(self) -> bool:
+        """Whether quaternions count as zero by their modulus, in the history too."""
+        return self.result.sparsity.tol == 0 or self.zeros_by == "modulus"
+
+    @property
+    def quaternion_sparsity(self) -> float:
+        """By the modulus; what older records do not count so, their moduli may tell."""
+        counted = self.result.sparsity
+        told = None if self.by_modulus else self.moduli.share_up_to(counted.tol)
+        return counted.quaternion_sparsity if told is None else told
 
 
 @dataclass(frozen=True, kw_only=True)

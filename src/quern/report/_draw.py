@@ -12,7 +12,6 @@ from quern.report._panels import BAR, BLUE, INK, draw, margins, mathematics
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-__all__ = ["files", "pictures"]
 
 _LOOK: Any = {
     "font.family": "DejaVu Sans",

@@ -8,7 +8,6 @@ from quern.report._tables import MATHEMATICS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["BLUE", "INK", "STYLES", "draw", "margins", "mathematics"]
 
 # The colours of Okabe and Ito, which all can tell apart, with grey for yellow; lines differ in dashes and marks, too.
 # On the page INK becomes the colour of the text around it, and BLUE a lighter one if the page is dark.

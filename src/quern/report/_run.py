@@ -11,17 +11,17 @@ from quern.records import (
     Compression,
     Epoch,
     Histories,
+    LayerSizes,
     Network,
     SampleRow,
     Samples,
+    Verdict,
     read_compression,
     schema,
 )
 from quern.records.schema import visible
 from quern.report._figures import OLDER_DEAD, Curves, Figure, Line
 from quern.report._tables import Cell, Table, amount, counted, number, ratio, word
-
-__all__ = ["RunPage", "read_run"]
 
 # What is compared, and with how many digits after the point.
 ROWS = (
@@ -40,29 +40,6 @@ KINDS = (
     ("neither", "Neither is right"),
     ("both", "Both are right"),
 )
-
-
-@dataclass(frozen=True)
-class Limit:
-    """A limit of the budget, and what came of it."""
-
-    what: str
-    limit: str
-    value: str
-    met: bool
-
-
-@dataclass(frozen=True)
-class Layer:
-    name: str
-    kind: str
-    dense: int
-    small: int
-
-    @property
-    def share(self) -> float:
-        """Of its neurons, percent that are left."""
-        return 100 * self.small / self.dense if self.dense else 0.0
 
 
 @dataclass(frozen=True)
@@ -99,8 +76,8 @@ class RunPage:
     table: Table
     lost: str
     classes: Table | None
-    limits: tuple[Limit, ...]
-    layers: tuple[Layer, ...]
+    limits: tuple[Verdict, ...]
+    layers: tuple[LayerSizes, ...]
     curves: Figure | None
     choice: str
     samples: tuple[Kind, ...]
@@ -120,10 +97,8 @@ def read_run(folder: Path) -> RunPage:
         table=_compared(dense, small, total),
         lost=_lost(answers),
         classes=_classes(answers) if answers else None,
-        limits=tuple(
-            Limit(a["what"], amount(a["limit"]), amount(a["value"]), a["met"]) for a in record.get("budget", ())
-        ),
-        layers=tuple(Layer(**layer) for layer in record["layers"]),
+        limits=tuple(record.get("budget", ())),
+        layers=tuple(record["layers"]),
         curves=_curves(record["history"], dense, record.get("dead_by")),
         choice="Up to six test images of each kind, evenly spaced in the order of the test images." if total else "",
         samples=_samples(folder / "samples.json", total),

@@ -9,22 +9,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-__all__ = [
-    "NONE",
-    "Cell",
-    "Table",
-    "amount",
-    "counted",
-    "judged",
-    "latex",
-    "marked",
-    "mean",
-    "measured",
-    "number",
-    "ratio",
-]
-__all__ += ["to_csv", "to_latex", "to_markdown", "word"]
-
 # How a number stands to the paper's: a sign to see, and words for those who hear the page.
 SIGNS = {"better": "▲", "equal": "=", "worse": "▼", "yes": "✓", "no": "✗"}
 WORDS = {"better": "above the paper", "equal": "equal to the paper", "worse": "below the paper"}
