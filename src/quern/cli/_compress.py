@@ -59,8 +59,7 @@ def compress(
     image_size: _options.ImageSize = None,
     gray: _options.Gray = None,
     model: Annotated[
-        str | None,
-        of_network(help=f"{', '.join(MODELS)}.", show_default="by data set; qresnet20 for yours"),
+        str | None, of_network(help=f"{', '.join(MODELS)}.", show_default="by data set; qresnet20 for yours")
     ] = None,
     norm: Annotated[
         _options.NormName | None,

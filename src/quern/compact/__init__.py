@@ -171,11 +171,7 @@ def warn_dead() -> None:
 
 
 def compact(
-    model: nn.Module,
-    how: Plan | Example,
-    optimizer: torch.optim.Optimizer | None = None,
-    *,
-    keep_unknown: bool = False,
+    model: nn.Module, how: Plan | Example, optimizer: torch.optim.Optimizer | None = None, *, keep_unknown: bool = False
 ) -> nn.Module:
     """A new, smaller network with the outputs of ``model``, by a plan or by an example input to make one from.
 

@@ -12,8 +12,6 @@ from quern._files import open_regular
 from quern.data._limits import SET_BYTES, size
 from quern.errors import DataError, words_of
 
-__all__ = ["read_npz"]
-
 _HEADER_BYTES = 1 << 14  # numpy itself takes no header beyond 10,000
 _PART = 1 << 20
 

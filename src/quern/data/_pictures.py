@@ -16,8 +16,6 @@ from quern.errors import DataError, words_of
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["decoded", "read_pictures"]
-
 
 def decoded(file: BufferedReader | BytesIO, gray: bool = False) -> "Image":
     """The image in a file, turned as its camera says, in RGB or gray; an exception of some kind if there is none."""

@@ -120,7 +120,8 @@ class Term(Penalty):
         super().__init_subclass__()
         other = _KINDS.setdefault(cls.__name__, cls)
         if other.__module__ != cls.__module__:
-            raise TypeError(f"there is a penalty {cls.__name__} already, in {other.__module__}: take another name.")
+            place = other.__module__.partition("._")[0]
+            raise TypeError(f"there is a penalty {cls.__name__} already, in {place}: take another name.")
         _KINDS[cls.__name__] = cls
 
     def __post_init__(self) -> None:

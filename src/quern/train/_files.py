@@ -15,8 +15,6 @@ from quern.records.schema import to_plain
 from quern.train import checkpoint
 from quern.train._resume import State
 
-__all__ = ["NAMES", "Files"]
-
 # What is in the folder of a training, with what quern compress adds.
 NAMES = ("config.json", "history.jsonl", "last.safetensors", "best.safetensors", "model.safetensors", "result.json")
 NAMES += ("model.onnx",)

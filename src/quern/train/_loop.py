@@ -4,7 +4,6 @@ import json
 import math
 import shlex
 import signal
-import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -18,18 +17,13 @@ from torch import Tensor, nn
 from quern import io
 from quern._files import write_text
 from quern._size import size_of
+from quern.bench.memory import peak_bytes
 from quern.compact import plan
 from quern.errors import CompactionError, Diverged, LastPathWarning, NoRuleError, Stopped, TrainingError
 from quern.optim import ProximalAdam, ProximalSGD
 from quern.records import Epoch, Phase, Result
 from quern.sparsity import measure
-from quern.train._batches import (
-    Batch,
-    Source,
-    check_labels,
-    derived_seed,
-    evaluate,
-)
+from quern.train._batches import Batch, Source, check_labels, derived_seed, evaluate
 from quern.train._protocols import Grinding, Steer, Watcher
 from quern.train._resume import Best, State
 from quern.train._signals import Signals
@@ -323,8 +317,6 @@ def _peak_memory_mb(device: torch.device) -> float | None:
     if device.type == "cuda":
         return round(torch.cuda.max_memory_allocated(device) / 2**20, 1)
     try:
-        import resource
+        return round(peak_bytes() / 2**20, 1)
     except ImportError:  # Windows
         return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # Linux counts it in KiB, macOS in bytes
-    return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)

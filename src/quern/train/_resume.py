@@ -13,9 +13,6 @@ from quern.records import Course, Epoch
 from quern.records.schema import Between, Count, Positive, Seconds, Share, short
 from quern.train._settings import Settings
 
-__all__ = ["State", "check_frozen", "check_network", "check_place", "moved", "optimizer_tensors"]
-__all__ += ["restore_optimizer"]
-
 
 @dataclass(frozen=True)
 class Best:
