@@ -77,6 +77,6 @@ def same(a: nn.Module, b: nn.Module) -> None:
 def few_milestones(count: int = 3) -> Iterator[None]:
     """Each milestone of a steering takes as long as hundreds of steps of networks as small as these."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quern.train._run.MILESTONES", count)
-        patch.setattr("quern.train._run.STEPS_BETWEEN", 1)
+        patch.setattr("quern.train._loop.MILESTONES", count)
+        patch.setattr("quern.train._loop.STEPS_BETWEEN", 1)
         yield

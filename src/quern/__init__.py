@@ -34,32 +34,9 @@ if TYPE_CHECKING:
     from quern.pipeline import compress
 
 __version__ = "0.1.0"
-__all__ = [
-    "algebra",
-    "bench",
-    "compact",
-    "compress",
-    "convert",
-    "data",
-    "errors",
-    "export",
-    "from_orkis",
-    "functional",
-    "graph",
-    "io",
-    "models",
-    "nn",
-    "optim",
-    "paper",
-    "penalties",
-    "pipeline",
-    "quaternionize",
-    "records",
-    "report",
-    "sparsity",
-    "testing",
-    "train",
-]
+__all__ = ["algebra", "bench", "compact", "compress", "convert", "data", "errors", "export", "from_orkis", "functional"]
+__all__ += ["graph", "io", "models", "nn", "optim", "paper", "penalties", "pipeline", "quaternionize", "records"]
+__all__ += ["report", "sparsity", "testing", "train"]
 
 _FUNCTIONS = {"compress": "quern.pipeline", "from_orkis": "quern.convert", "quaternionize": "quern.convert"}
 

@@ -10,9 +10,6 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 
-__all__ = ["NotRegularError", "check_target", "claimed", "foreign_kind", "open_regular", "path_or_content", "printable"]
-__all__ += ["replacing", "sweep", "write_text"]
-
 
 class NotRegularError(OSError):
     """A path that leads to something else than a regular file."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 __all__ = ["CompactionError", "DataError", "DeadNetworkWarning", "ExportError", "FileError", "FoldingError"]
 __all__ += ["InputError", "LastPathWarning", "NoRuleError", "NotFiniteWarning", "QuernError", "QuernWarning"]
 __all__ += ["NoRuntimeError", "PackedError", "RecordError", "Stopped", "TraceError", "TrainingError", "instead_of"]
+__all__ += ["words_of"]
 
 
 def instead_of(name: str, names: Iterable[str], otherwise: str | None = None) -> str:
@@ -14,6 +15,12 @@ def instead_of(name: str, names: Iterable[str], otherwise: str | None = None) ->
     names = list(names)
     close = get_close_matches(name, names, n=1)
     return f"did you mean {close[0]}?" if close else otherwise or f"choose among {', '.join(names)}."
+
+
+def words_of(reason: BaseException) -> str:
+    """What an exception of another library says, on one line and without a full stop; its type if it says nothing."""
+    words = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
+    return " ".join(str(words).split()).rstrip(".") or type(reason).__name__
 
 
 class QuernError(Exception):

@@ -69,31 +69,21 @@ def _check_widths(widths: Sequence[int], count: int) -> None:
         raise ValueError(f"widths is {widths!r}, but must be {count} numbers, one for each convolution.")
 
 
-def _quaternion_stages(
-    parts: str, widths: Sequence[int], kernel: int, pools: Sequence[bool], drops: Sequence[float], norm: Norm
+def _stages(
+    input: str | int, widths: Sequence[int], kernel: int, pools: Sequence[bool], drops: Sequence[float], norm: Norm
 ) -> list[nn.Module]:
+    """Of quaternions if ``input`` names the components of the images, real ones if it is the number of channels."""
     _check_widths(widths, len(pools))
     layers: list[nn.Module] = []
-    before = len(parts)
+    before = len(input) if isinstance(input, str) else input
     for n, (width, pool, drop) in enumerate(zip(widths, pools, drops, strict=True)):
-        conv = qnn.QConv2d(before, width, kernel, padding=1, input_parts=parts if n == 0 else "rijk")
-        layers += _stage(conv, norm, qnn.QBatchNorm2d(width), pool)
+        if isinstance(input, str):
+            conv = qnn.QConv2d(before, width, kernel, padding=1, input_parts=input if n == 0 else "rijk")
+            layers += _stage(conv, norm, qnn.QBatchNorm2d(width), pool)
+        else:
+            layers += _stage(nn.Conv2d(before, width, kernel, padding=1), norm, nn.BatchNorm2d(width), pool)
         if drop:
-            layers.append(qnn.QDropout2d(drop))
-        before = width
-    return layers
-
-
-def _real_stages(
-    channels: int, widths: Sequence[int], kernel: int, pools: Sequence[bool], drops: Sequence[float], norm: Norm
-) -> list[nn.Module]:
-    _check_widths(widths, len(pools))
-    layers: list[nn.Module] = []
-    before = channels
-    for width, pool, drop in zip(widths, pools, drops, strict=True):
-        layers += _stage(nn.Conv2d(before, width, kernel, padding=1), norm, nn.BatchNorm2d(width), pool)
-        if drop:
-            layers.append(nn.Dropout2d(drop))
+            layers.append(qnn.QDropout2d(drop) if isinstance(input, str) else nn.Dropout2d(drop))
         before = width
     return layers
 
@@ -132,7 +122,7 @@ def mnist_qcnn(
     norm: Norm = "none", dropout: float = 0.25, widths: Sequence[int] = (16, 32), classes: int = 10
 ) -> nn.Sequential:
     """The paper's MNIST network: images ``(batch, 1, 28, 28)`` to ``classes`` moduli; 11,688 parameters."""
-    stages = _quaternion_stages("r", widths, 5, (True, True), (0.0, 0.0), norm)
+    stages = _stages("r", widths, 5, (True, True), (0.0, 0.0), norm)
     return _finish(*stages, qnn.QDropout(dropout), *_quaternion_head(25 * widths[-1], classes))
 
 
@@ -141,31 +131,25 @@ def mnist_cnn(
     norm: Norm = "none", dropout: float = 0.25, widths: Sequence[int] = (11, 22), classes: int = 10
 ) -> nn.Sequential:
     """The real-valued twin of :func:`mnist_qcnn`; 11,868 parameters."""
-    stages = _real_stages(1, widths, 5, (True, True), (0.0, 0.0), norm)
+    stages = _stages(1, widths, 5, (True, True), (0.0, 0.0), norm)
     return _finish(*stages, nn.Dropout(dropout), nn.Flatten(), nn.Linear(25 * widths[-1], classes))
 
 
 @_builder
 def cifar_qcnn(
-    norm: Norm = "none",
-    dropout: float = 0.25,
-    widths: Sequence[int] = (32, 64, 128, 256, 512),
-    classes: int = 10,
+    norm: Norm = "none", dropout: float = 0.25, widths: Sequence[int] = (32, 64, 128, 256, 512), classes: int = 10
 ) -> nn.Sequential:
     """The paper's CIFAR-10 network: images ``(batch, 3, 32, 32)`` to ``classes`` moduli; 474,920 parameters."""
-    stages = _quaternion_stages("ijk", widths, 3, _CIFAR_POOLS, _cifar_drops(dropout), norm)
+    stages = _stages("ijk", widths, 3, _CIFAR_POOLS, _cifar_drops(dropout), norm)
     return _finish(*stages, *_quaternion_head(16 * widths[-1], classes))
 
 
 @_builder
 def cifar_cnn(
-    norm: Norm = "none",
-    dropout: float = 0.25,
-    widths: Sequence[int] = (17, 33, 67, 135, 267),
-    classes: int = 10,
+    norm: Norm = "none", dropout: float = 0.25, widths: Sequence[int] = (17, 33, 67, 135, 267), classes: int = 10
 ) -> nn.Sequential:
     """The real-valued twin of :func:`cifar_qcnn`; its parameters are within 1 % of the same number."""
-    stages = _real_stages(3, widths, 3, _CIFAR_POOLS, _cifar_drops(dropout), norm)
+    stages = _stages(3, widths, 3, _CIFAR_POOLS, _cifar_drops(dropout), norm)
     return _finish(*stages, nn.Flatten(), nn.Linear(16 * widths[-1], classes))
 
 
@@ -181,7 +165,7 @@ def digits_qcnn(
     norm: Norm = "none", dropout: float = 0.1, widths: Sequence[int] = (16, 32), classes: int = 10
 ) -> nn.Sequential:
     """A small network for scikit-learn's digits: images ``(batch, 1, 8, 8)`` to ``classes`` moduli."""
-    stages = _quaternion_stages("r", widths, 3, (False, True), (0.0, 0.0), norm)
+    stages = _stages("r", widths, 3, (False, True), (0.0, 0.0), norm)
     return _finish(*stages, qnn.QDropout(dropout), *_quaternion_head(16 * widths[-1], classes))
 
 
@@ -190,7 +174,7 @@ def digits_cnn(
     norm: Norm = "none", dropout: float = 0.1, widths: Sequence[int] = (12, 24), classes: int = 10
 ) -> nn.Sequential:
     """The real-valued twin of :func:`digits_qcnn`."""
-    stages = _real_stages(1, widths, 3, (False, True), (0.0, 0.0), norm)
+    stages = _stages(1, widths, 3, (False, True), (0.0, 0.0), norm)
     return _finish(*stages, nn.Dropout(dropout), nn.Flatten(), nn.Linear(16 * widths[-1], classes))
 
 

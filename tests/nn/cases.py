@@ -118,7 +118,8 @@ def real_whitening(layer: Any, x: Tensor) -> Tensor:
         else:
             h, cov = h - array(layer.running_mean)[:, c, None], array(layer.running_cov)[:, :, c]
         white = np.linalg.inv(np.linalg.cholesky(cov + layer.eps * np.eye(4))) @ h
-        white = array(layer.weight)[:, :, c] @ white + array(layer.bias)[:, c, None]
+        white = white if layer.weight is None else array(layer.weight)[:, :, c] @ white
+        white = white + array(layer.bias)[:, c, None]
         y[:, :, c] = white.reshape(q[:, :, c].shape)
     return like(oracle.channels_joined(y, 1), x)
 
@@ -280,6 +281,7 @@ CASES = [
     case("batch_norm2d_untracked", qnn.QBatchNorm2d, (8,), (3, 8, 2, 3), real_batch_norm, track_running_stats=False),
     case("batch_norm3d", qnn.QBatchNorm3d, (4,), (2, 4, 2, 3, 2), real_batch_norm, training=True),
     case("whitening", qnn.QWhiteningBatchNorm2d, (8,), (3, 8, 3, 4), real_whitening),
+    case("whitening_fixed", qnn.QWhiteningBatchNorm2d, (8,), (3, 8, 3, 4), real_whitening, fixed_scale=True),
     case("whitening_training", qnn.QWhiteningBatchNorm2d, (8,), (3, 8, 3, 4), real_whitening, training=True),
     case("layer_norm", qnn.QLayerNorm, (12,), (3, 2, 12), real_layer_norm),
     case("layer_norm_axes", qnn.QLayerNorm, ((3, 8),), (2, 3, 8), real_layer_norm, bias=False),

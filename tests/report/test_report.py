@@ -653,11 +653,11 @@ def test_older_records_are_counted_by_the_modulus_too(tmp_path: Path) -> None:
     below = sum(count for count, edge in zip(moduli["counts"], moduli["edges"][1:], strict=True) if edge <= -3)
     write_run(tmp_path, record)
     (group,) = load(tmp_path).groups
-    assert group.runs[0].quaternion == below / sum(moduli["counts"])
+    assert group.runs[0].quaternion_sparsity == below / sum(moduli["counts"])
     said = "counts as zero when its four components do"
     assert said in there(_plots.curves(load(tmp_path), "mnist", "paper", 1)).caption
     write_run(tmp_path, {**record, "zeros_by": "modulus"})
-    assert load(tmp_path).groups[0].runs[0].quaternion == 0.9
+    assert load(tmp_path).groups[0].runs[0].quaternion_sparsity == 0.9
     assert said not in there(_plots.curves(load(tmp_path), "mnist", "paper", 1)).caption
 
 

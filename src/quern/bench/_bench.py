@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,27 +66,19 @@ def bench(
 def _prepare(
     name: str, model: nn.Module | Path, shape: tuple[int, ...], stem: Path, batch: int, header: dict[str, Any]
 ) -> tuple[Path, Model]:
-    """The model's ONNX file, and its sizes."""
+    """The model's ONNX file, and how large it is."""
     if isinstance(model, Path):
         peak = peak_memory(model, shape, batch=batch)
-        return model, Model(name, None, None, None, model.stat().st_size, None, peak)
+        return model, Model(name, None, model.stat().st_size, None, peak)
     model.eval()
     onnx, own = stem.with_suffix(".onnx"), stem.with_suffix(".safetensors")
     example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     io.save(model, own, metrics=header.get("metrics"), images=header.get("images"))
     to_onnx(model, onnx, example)
-    sparsity = measure(model, example)
+    size = replace(measure(model, example).size, bytes=own.stat().st_size)
     can_be_built = io.describe(own)["builder"] is not None  # else a fresh process could not load it
-    sizes = Model(
-        name,
-        sparsity.parameters,
-        sparsity.macs,
-        own.stat().st_size,
-        onnx.stat().st_size,
-        peak_memory(own, shape, batch=batch) if can_be_built else None,
-        peak_memory(onnx, shape, batch=batch),
-    )
-    return onnx, sizes
+    peak = peak_memory(own, shape, batch=batch) if can_be_built else None
+    return onnx, Model(name, size, onnx.stat().st_size, peak, peak_memory(onnx, shape, batch=batch))
 
 
 def _check_input(path: Path, shape: tuple[int, ...]) -> None:

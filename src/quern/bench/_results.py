@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from quern.records import Size
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
@@ -12,16 +14,25 @@ Engine = Literal["torch", "onnxruntime"]
 
 @dataclass(frozen=True)
 class Model:
-    """One network: real multiply-adds for one image, the bytes of its files, and the most memory of a fresh process
-    that loads it and runs one batch of the largest size. None where it does not apply (an ONNX file has no MACs)."""
+    """One network: its size, None for an ONNX file, the bytes of its ONNX file, and the most memory of a fresh process
+    that loads it and runs one batch of the largest size; None in torch if it cannot be built there."""
 
     name: str
-    parameters: int | None
-    macs: int | None
-    file_bytes: int | None
+    size: Size | None
     onnx_bytes: int
     torch_peak_bytes: int | None
     onnx_peak_bytes: int
+
+    def to_dict(self) -> dict[str, str | int | None]:
+        return {
+            "name": self.name,
+            "parameters": self.size and self.size.parameters,
+            "macs": self.size and self.size.macs,
+            "file_bytes": self.size and self.size.bytes,
+            "onnx_bytes": self.onnx_bytes,
+            "torch_peak_bytes": self.torch_peak_bytes,
+            "onnx_peak_bytes": self.onnx_peak_bytes,
+        }
 
 
 @dataclass(frozen=True)
@@ -52,10 +63,8 @@ class Bench:
 
     def to_dict(self) -> dict[str, Any]:
         rows = [asdict(t) | {"images_per_second": t.images_per_second} for t in self.timings]
-        return {"models": [asdict(m) for m in self.models], "timings": rows} | {
-            "shape": list(self.shape),
-            "repeats": self.repeats,
-        }
+        models = [model.to_dict() for model in self.models]
+        return {"models": models, "timings": rows, "shape": list(self.shape), "repeats": self.repeats}
 
     def timing(self, model: str, engine: Engine, batch: int, threads: int) -> Timing | None:
         wanted = (model, engine, batch, threads)
@@ -80,7 +89,7 @@ class Bench:
             ("peak memory in onnxruntime, MB", "onnx_peak_bytes", 1e6, ",.0f"),
         )
         for label, field, unit, number_format in sizes:
-            values = [getattr(model, field) for model in self.models]
+            values: list[Any] = [model.to_dict()[field] for model in self.models]
             table.add_row(label, *_cells(values, [v and format(v / unit, number_format) for v in values]))
         settings: list[tuple[Engine, int, int]] = [(t.engine, t.batch, t.threads) for t in self.timings]
         for engine, batch, threads in dict.fromkeys(settings):

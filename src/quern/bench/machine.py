@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import quern
+from quern.records import Environment
 
 __all__ = ["commit", "cpu", "facts"]
 
@@ -33,7 +34,7 @@ def commit() -> str | None:
         return None
 
 
-def facts() -> dict[str, str | int | None]:
+def facts() -> Environment:
     import numpy
     import torch
 

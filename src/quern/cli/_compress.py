@@ -16,7 +16,7 @@ from quern.cli._folder import is_compressed
 from quern.cli._network import network_file
 from quern.cli._options import MODELS, NORM_HELP, of_network, of_phases, of_run, of_steps
 from quern.errors import TrainingError
-from quern.records import Budget, CompressConfig, schema
+from quern.records import Budget, CompressConfig, CompressRequest, schema
 
 if TYPE_CHECKING:
     from quern.data import ImageSet
@@ -59,8 +59,7 @@ def compress(
     image_size: _options.ImageSize = None,
     gray: _options.Gray = None,
     model: Annotated[
-        str | None,
-        of_network(help=f"{', '.join(MODELS)}.", show_default="by data set; qresnet20 for yours"),
+        str | None, of_network(help=f"{', '.join(MODELS)}.", show_default="by data set; qresnet20 for yours")
     ] = None,
     norm: Annotated[
         _options.NormName | None,
@@ -106,25 +105,26 @@ def compress(
     """Train a network, make it small within a budget, export it, and compare it with the dense one."""
     if resume:
         path = _run.config_to_resume(context, out)
-        config = dict(schema.read(path, CompressConfig, "a run of quern compress", "restore it, or begin again"))
+        config = schema.read(path, CompressConfig, "a run of quern compress", "restore it, or begin again")
+        sums = config["sums"]
     else:
         limits = {field.name: context.params[field.name] for field in fields(Budget)}
         stages = {**_run.settings_among(context.params), "grind": grind}
-        config = {
-            **_run.config_of_run(context.params),
-            "start": str(start.resolve()) if start else None,
-            "penalty": _penalty(penalty, lambda_, any(limit is not None for limit in limits.values())),
-            "budget": {**limits, "max_bytes": _bytes(max_bytes)},
-            "stages": {
-                **(_DIGITS if dataset == "digits" else _DEFAULTS),
-                **{name: value for name, value in stages.items() if value is not None},
-            },
-        }
+        defaults = _DIGITS if dataset == "digits" else _DEFAULTS
+        given: Any = {**defaults, **{name: value for name, value in stages.items() if value is not None}}
+        config = CompressRequest(
+            **_run.request_of_run(context.params),
+            start=str(start.resolve()) if start else None,
+            penalty=_penalty(penalty, lambda_, any(limit is not None for limit in limits.values())),
+            budget={**limits, "max_bytes": _bytes(max_bytes)},
+            stages=given,
+        )
+        sums = None
         if start is not None:
             if epochs is not None or model is not None or norm is not None or dropout is not None:
                 raise TrainingError("--start has a trained network: leave out --epochs, --model, --norm and --dropout.")
             config["stages"]["epochs"] = 0
-    _compress(config, out, resume, quiet, json_)
+    _compress(config, sums, out, quiet, json_)
 
 
 def _penalty(names: list[str] | None, weights: list[float] | None, budget: bool) -> list[dict[str, Any]] | None:
@@ -149,19 +149,21 @@ def _bytes(text: str | None) -> int | None:
     return round(float(size[1]) * {"": 1, "k": 1024, "m": 1024**2}[size[2].lower()])
 
 
-def _with_norm(config: dict[str, Any], images: "ImageSet") -> dict[str, Any]:
+def _with_norm(config: CompressRequest, images: "ImageSet") -> CompressRequest:
     """Penalties of neurons need batch normalisation, which some networks have anyway."""
     from quern import models
 
     build = models.BUILDERS.get(_run.model_name(config, images))
     takes = build is not None and "norm" in inspect.signature(build).parameters
-    return {**config, "options": {**({"norm": "after_conv"} if takes else {}), **config["options"]}}
+    return {**config, "options": {"norm": "after_conv", **config["options"]}} if takes else config
 
 
-def _compress(config: dict[str, Any], out: Path, resume: bool, quiet: bool, json_: bool) -> None:
+def _compress(config: CompressRequest, sums: dict[str, str] | None, out: Path, quiet: bool, json_: bool) -> None:
+    """With ``sums``, those of the data it was begun with, a run goes on."""
     import torch
 
     from quern import io
+    from quern._size import size_of
     from quern.bench.machine import facts
     from quern.penalties import Penalty
     from quern.pipeline import compress
@@ -169,14 +171,15 @@ def _compress(config: dict[str, Any], out: Path, resume: bool, quiet: bool, json
     from quern.train import Settings
 
     _run.set_threads(config["threads"])
+    resume = sums is not None
     path = out / "config.json" if resume else None
     budget = schema.checked(path, config["budget"], Budget, "a budget")  # before any download, as are the settings
     epochs = config["stages"]["epochs"] + config["stages"]["grind"]
     Settings.from_dict({**config["stages"], "epochs": epochs, "penalty": config["penalty"]}, path)
     if not resume and (out / "config.json").exists():
         raise TrainingError(f"{out} already holds a run: go on with --resume, or choose another folder.")
-    images = _run.load_images(config, out, resume, quiet)
-    stages = dict(config["stages"])
+    images = _run.load_images(config, sums, out, quiet)
+    stages: dict[str, Any] = dict(config["stages"])
     stages["batch"] = min(stages["batch"], len(images.train))
     torch.manual_seed(stages["seed"])
     if config["start"] is not None:
@@ -186,10 +189,11 @@ def _compress(config: dict[str, Any], out: Path, resume: bool, quiet: bool, json
         _run.check_takes(network, images, config["start"])
     else:
         network = _run.build_network(_with_norm(config, images), images)
+    written: dict[str, Any] = dict(config)
     if not resume:
-        config = {**config, "threads": torch.get_num_threads(), "sums": images.sums, "environment": facts()}
+        written |= {"threads": torch.get_num_threads(), "sums": images.sums, "environment": facts()}
     if not quiet:
-        count = sum(p.numel() for p in network.parameters())
+        count = size_of(network).parameters
         say(f"{images.name}: {len(images.train):,} images to train, {len(images.val):,} to validate", err_console)
         say(f"{config['start'] or _run.model_name(config, images)}: {count:,} parameters", err_console)
     comparison = compress(
@@ -202,7 +206,7 @@ def _compress(config: dict[str, Any], out: Path, resume: bool, quiet: bool, json
         resume=resume,
         watchers=_run.make_watchers(out, quiet),
         tell=(lambda _: None) if quiet else (lambda text: say(text, err_console)),
-        about=config,
+        about=written,
     )
     report = write_run_report(out)
     if not quiet:

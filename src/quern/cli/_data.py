@@ -30,9 +30,7 @@ def data_list() -> None:
 
 @app.command("fetch", cls=Command)
 def data_fetch(
-    names: Annotated[list[str], typer.Argument(help=", ".join(FETCHED))],
-    data_dir: DataDir = None,
-    quiet: Quiet = False,
+    names: Annotated[list[str], typer.Argument(help=", ".join(FETCHED))], data_dir: DataDir = None, quiet: Quiet = False
 ) -> None:
     """Fetch data sets into the cache, and check them."""
     from quern import data

@@ -7,8 +7,6 @@ from quern._files import check_target
 from quern.errors import QuernError, RecordError
 from quern.records import Begun, schema
 
-__all__ = ["begun", "check_out", "how_to_go_on", "is_compressed"]
-
 
 def is_compressed(run: Path) -> bool:
     """Whether a folder is a run of ``quern compress`` or ``quern.compress``, or the record of one, and not a run of

@@ -4,8 +4,6 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["Command", "Group"]
-
 
 class _PlainTypes:
     """Flags are shown without a type, and options that can be repeated with the type of one value."""

@@ -13,7 +13,7 @@ from rich.console import Console
 from quern.cli._console import Fetching, err_console, say
 from quern.cli._options import PENALTIES
 from quern.errors import TrainingError, instead_of
-from quern.records import Course, Result
+from quern.records import Course, Request, Result
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,12 +37,13 @@ def config_to_resume(context: typer.Context, out: Path | None) -> Path:
     return out / "config.json"
 
 
-def config_of_run(options: Mapping[str, Any]) -> dict[str, Any]:
+def request_of_run(options: Mapping[str, Any]) -> Request:
     """The options of both commands that say on what, with which network and how it is run, as config.json has them."""
     from quern.data import NAMES
 
     dataset, data_dir = options["dataset"], options["data_dir"]
     path = Path(dataset).exists() and dataset not in NAMES
+    network: Any = {name: options[name] for name in ("norm", "dropout") if options[name] is not None}
     return {
         "command": shlex.join(["quern", *sys.argv[1:]]),
         "dataset": str(Path(dataset).resolve()) if path else dataset,  # as it is known from any folder
@@ -50,7 +51,7 @@ def config_of_run(options: Mapping[str, Any]) -> dict[str, Any]:
         "image_size": options["image_size"],
         "gray": options["gray"],
         "model": options["model"],
-        "options": {name: options[name] for name in ("norm", "dropout") if options[name] is not None},
+        "options": network,
         "threads": options["threads"],
     }
 
@@ -100,23 +101,23 @@ def set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def load_images(config: Mapping[str, Any], out: Path | None, resume: bool, quiet: bool) -> "ImageSet":
-    """The data set of a run, which must be what it was when the run goes on."""
+def load_images(config: Request, sums: dict[str, str] | None, out: Path | None, quiet: bool) -> "ImageSet":
+    """The data set of a run, which must be what it was, by its ``sums``, when the run goes on."""
     from quern import data
 
     with Fetching(quiet) as progress:
         folder = Path(config["data_dir"]) if config["data_dir"] else None
         images = data.load(config["dataset"], folder, config["image_size"], progress, config.get("gray"))
-    if resume and config["sums"] != images.sums:
+    if sums is not None and sums != images.sums:
         raise TrainingError(f"{config['dataset']} is not the data that {out} was trained on: its SHA-256 sums differ.")
     return images
 
 
-def model_name(config: Mapping[str, Any], images: "ImageSet") -> str:
+def model_name(config: Request, images: "ImageSet") -> str:
     return config["model"] or _DEFAULT_MODELS.get(images.name, "qresnet20")
 
 
-def build_network(config: Mapping[str, Any], images: "ImageSet") -> "nn.Module":
+def build_network(config: Request, images: "ImageSet") -> "nn.Module":
     from quern import models
 
     name = model_name(config, images)

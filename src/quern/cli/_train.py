@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,7 +13,7 @@ from quern.cli._console import err_console, out_console, say
 from quern.cli._folder import how_to_go_on, is_compressed
 from quern.cli._options import MODELS, NORM_HELP, REAL_MODELS, of_machine, of_network, of_phases, of_run, of_steps
 from quern.errors import TrainingError
-from quern.records import TrainConfig, check_writable, schema
+from quern.records import TrainConfig, TrainRequest, check_writable, schema
 
 EXAMPLES = """
 Examples:
@@ -91,27 +91,33 @@ def train(
         path = _run.config_to_resume(context, out)
         if is_compressed(path.parent):
             raise TrainingError(f"{out} is a run of quern compress: go on with {how_to_go_on(path.parent)}.")
-        config = dict(schema.read(path, TrainConfig, "the settings of a run", "restore it, or begin again"))
+        config = schema.read(path, TrainConfig, "the settings of a run", "restore it, or begin again")
+        sums = config["sums"]
     else:
         terms = _run.penalty_terms(penalty, lambda_, plain_sums)
         settings = {**_run.settings_among(context.params), "penalty": terms}
-        config = {**_run.config_of_run(context.params), "settings": settings}
-    _train(config, out, resume, tensorboard, quiet, json_)
+        config, sums = TrainRequest(**_run.request_of_run(context.params), settings=settings), None
+    _train(config, sums, out, tensorboard, quiet, json_)
 
 
-def _train(config: dict[str, Any], out: Path | None, resume: bool, tensorboard: bool, quiet: bool, json_: bool) -> None:
+def _train(
+    config: TrainRequest, sums: dict[str, str] | None, out: Path | None, tensorboard: bool, quiet: bool, json_: bool
+) -> None:
+    """With ``sums``, those of the data it was begun with, a run goes on."""
     import torch
 
     from quern import train
+    from quern._size import size_of
     from quern.bench.machine import facts
 
     _run.set_threads(config["threads"])
+    resume = sums is not None
     leads = os.environ.get("RANK", "0") == "0"
     asked, path = config["settings"], out / "config.json" if resume and out else None
     train.Settings.from_dict(asked if asked.get("batch") else {**asked, "batch": 1}, path)  # before any download
     if leads and not resume and out is not None and ((out / "last.safetensors").exists() or is_compressed(out)):
         raise TrainingError(f"{out} already holds a run: go on with --resume, or choose another folder.")
-    images = _run.load_images(config, out, resume, quiet or not leads)
+    images = _run.load_images(config, sums, out, quiet or not leads)
     if asked.get("batch") is None:
         asked["batch"] = min(64 if images.name == "digits" else 400, len(images.train))
     settings = train.Settings.from_dict(asked, path)
@@ -123,17 +129,16 @@ def _train(config: dict[str, Any], out: Path | None, resume: bool, tensorboard: 
         except ValueError as reason:
             hint = " (in a built-in network by --norm after_conv)" if "normalisation" in str(reason) else ""
             raise TrainingError(f"{str(reason).rstrip('.')}{hint}.") from reason
-    if not resume:
-        config = {**config, "threads": torch.get_num_threads(), "sums": images.sums, "environment": facts()}
-        if leads and out is not None:
-            check_writable(out, "--out")
+    written = {**config, "threads": torch.get_num_threads(), "sums": images.sums, "environment": facts()}
+    if not resume and leads and out is not None:
+        check_writable(out, "--out")
     watchers = _run.make_watchers(out, quiet, tensorboard) if leads else []
     if leads and not quiet:
-        count = sum(p.numel() for p in network.parameters())
+        count = size_of(network).parameters
         start = f"{_run.model_name(config, images)}: {count:,} parameters; "
         start += f"{images.name}: {len(images.train):,} images to train, {len(images.val):,} to validate; "
         say(f"{start}{settings.phases}", err_console)
-    result = train.fit(network, images, settings, out, resume, watchers, about=config)
+    result = train.fit(network, images, settings, out, resume, watchers, about=written)
     if leads and not quiet:
         _run.print_result(result, settings, err_console if json_ else out_console)
         if out is not None:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.node import map_aggregate
 
+from quern._size import size_of
 from quern.compact._census import Census, Counted
 from quern.compact._optimizer_state import check_state, narrow_optimizer
 from quern.compact._plan import DEAD, Plan
@@ -29,7 +30,7 @@ from quern.compact.folding import fold
 from quern.errors import CompactionError, DeadNetworkWarning, NotFiniteWarning
 from quern.graph import Example, Kept, LayerPlan, check_traceable, inputs_of, mapped, spec_of
 from quern.graph.facts import dead, evaluating
-from quern.graph.listing import neurons, zero_
+from quern.graph.listing import zero_
 from quern.graph.precision import floating, in_float64, largest, widened
 from quern.graph.reader import Memory, layer_plan, read, remembering
 from quern.graph.spec import Select, hooked
@@ -66,7 +67,7 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
     with remembering(network) as own_memory:
         own = _try(network, inputs)
     half = any(torch.finfo(dtype).bits < 32 for dtype in types)
-    if own is not None and not half and _counts(network)[0] > _LARGE:
+    if own is not None and not half and size_of(network).parameters > _LARGE:
         unchanged = _nothing_to_remove(network, inputs, own, own_memory, keep_unknown, tol)
         if unchanged is not None:
             return unchanged
@@ -88,8 +89,8 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
     notes = list(facts.notes)
     if not all(bool(t.isfinite().all()) for t in (*wanted, *(own or ()))):
         notes.append(NOT_FINITE)
-    found = Plan(layers, tol, dead=dead(outputs), notes=tuple(dict.fromkeys(notes)))
-    before = _counts(network)
+    before = size_of(network)
+    removal = Plan(layers, tol, before, before, dead(outputs), tuple(dict.fromkeys(notes)))
     if not hooked(network) and not _close(  # torch.fx does not see those
         wanted, _tensors(traced), facts.coarsest, facts.largest
     ):
@@ -98,14 +99,14 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
             "leave out branches that depend on values."
         )
     if not layers:  # what would be tried is what was tried
-        return replace(found, parameters=(before[0], before[0]), neurons=(before[1], before[1]))
-    if not _close(wanted, _smaller(wide, found, wide_inputs), facts.coarsest, facts.largest):
+        return removal
+    if not _close(wanted, _smaller(wide, removal, wide_inputs), facts.coarsest, facts.largest):
         why = "this is a mistake of quern, or the network does not give the same output for the same input"
         why = NOT_FINITE if NOT_FINITE in notes else why
         raise CompactionError(f"the smaller network does not give the same outputs on the example: {why}.")
-    after = _counts(wide)
+    removal = replace(removal, after=size_of(wide))
     if own is not None:
-        small = _smaller(network, found, inputs)
+        small = _smaller(network, removal, inputs)
         coarsest = max((torch.finfo(dtype).eps for dtype in types), default=facts.coarsest)
         noise = [_noise(a, b) for a, b in zip(own, wanted, strict=True)]
         if not _close(own, small, coarsest, facts.largest, noise):
@@ -114,7 +115,7 @@ def plan(model: nn.Module, example_input: Example, tol: float = 0.0, *, keep_unk
                 f"the smaller network, but not a copy of it in float64, gives other outputs than before: its numbers "
                 f"are too coarse ({names}), so compact it in float32 and change the type then."
             )
-    return replace(found, parameters=(before[0], after[0]), neurons=(before[1], after[1]))
+    return removal
 
 
 def _nothing_to_remove(
@@ -133,9 +134,8 @@ def _nothing_to_remove(
         outputs, _tensors(traced), facts.coarsest, facts.largest
     ):
         return None
-    parameters, neurons = _counts(network)
-    notes = tuple(dict.fromkeys(facts.notes))
-    return Plan({}, tol, (parameters, parameters), (neurons, neurons), dead(values), notes)
+    size = size_of(network)
+    return Plan({}, tol, size, size, dead(values), tuple(dict.fromkeys(facts.notes)))
 
 
 @torch.inference_mode(False)
@@ -161,7 +161,7 @@ def census(model: nn.Module, example_input: Example) -> Census | None:
             facts, outputs, _ = read(model, inputs, False, largest(model))
     except CompactionError:
         return None
-    count = Census(facts, outputs, _counts(model))
+    count = Census(facts, outputs, size_of(model))
     return count if count.repeatable else None
 
 
@@ -171,11 +171,7 @@ def warn_dead() -> None:
 
 
 def compact(
-    model: nn.Module,
-    how: Plan | Example,
-    optimizer: torch.optim.Optimizer | None = None,
-    *,
-    keep_unknown: bool = False,
+    model: nn.Module, how: Plan | Example, optimizer: torch.optim.Optimizer | None = None, *, keep_unknown: bool = False
 ) -> nn.Module:
     """A new, smaller network with the outputs of ``model``, by a plan or by an example input to make one from.
 
@@ -284,11 +280,6 @@ def _smaller(network: nn.Module, plan: Plan, inputs: tuple[Any, ...]) -> list[Te
         raise CompactionError(
             f"the network does not run with fewer channels, which its forward counts on: {why}."
         ) from reason
-
-
-def _counts(model: nn.Module) -> tuple[int, int]:
-    """Parameters, and neurons of quaternion layers."""
-    return sum(p.numel() for p in model.parameters()), neurons(model)
 
 
 def _noise(own: Tensor, exact: Tensor) -> float:

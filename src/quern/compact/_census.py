@@ -7,7 +7,7 @@ more than masks are computed. Nothing is tried, so who acts on a count makes a p
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,15 +16,14 @@ from quern.compact._plan import Plan
 from quern.graph import spec_of
 from quern.graph.facts import Facts, Record, Value, dead
 from quern.graph.reader import layer_plan
+from quern.records import Size
 
 
-@dataclass(frozen=True)
-class Counted:
-    """What would be left: quaternion neurons, parameters, and of each layer the numbers in its weight (or weights, with
-    that of a constant), by name."""
+@dataclass(frozen=True, kw_only=True)
+class Counted(Size):
+    """What would be left, and of each layer the numbers in its weight (or weights, with that of a constant), by
+    name."""
 
-    neurons: int
-    parameters: int
     weights: dict[str, int]
 
 
@@ -46,11 +45,11 @@ class _Layer:
 class Census:
     """Counts what would be left of a network, which keeps its shapes, as often as its weights change.
 
-    ``facts`` and ``outputs`` are what was read of the network itself, not of a copy, and ``before`` the parameters and
-    neurons it has. Where ``repeatable`` is False there is something in it that has no such count.
+    ``facts`` and ``outputs`` are what was read of the network itself, not of a copy, and ``before`` is its size. Where
+    ``repeatable`` is False there is something in it that has no such count.
     """
 
-    def __init__(self, facts: Facts, outputs: Sequence[Value], before: tuple[int, int]) -> None:
+    def __init__(self, facts: Facts, outputs: Sequence[Value], before: Size) -> None:
         self._facts, self._outputs, self._before = facts, outputs, before
         self._kept = torch.empty(0)
         self._counted: Counted | None = None
@@ -73,7 +72,7 @@ class Census:
             self._layers.append(_Layer(record, wide, tuple(sides), neurons, *counts))
         self._ids = torch.cat(ids) if ids else torch.empty(0, dtype=torch.long)
         self._sides = torch.tensor([n for n, units in enumerate(ids) for _ in units], dtype=torch.long)
-        self._others = before[0] - sum(
+        self._others = before.parameters - sum(
             p.numel() for layer in self._layers for p in layer.record.layer.parameters(recurse=False)
         )
 
@@ -87,7 +86,7 @@ class Census:
             return None
         units = torch.zeros(len(self._layers) * 2, dtype=torch.long)
         left = units.index_add_(0, self._sides, self._kept[self._ids].long()).tolist()
-        parameters, neurons, weights = self._others, self._before[1], {}
+        parameters, neurons, weights = self._others, self._before.neurons, {}
         self._changed = []
         for layer in self._layers:
             ins, outs = (0 if side is None else left[side[0]] * side[1] for side in layer.sides)
@@ -97,7 +96,7 @@ class Census:
             parameters += _sum(layer.parameters[more], ins, outs)
             weights[layer.record.name] = _sum(layer.weights[more], ins, outs)
             neurons += outs - layer.neurons if layer.neurons else 0
-        self._counted = Counted(neurons, parameters, weights)
+        self._counted = Counted(neurons=neurons, parameters=parameters, macs=None, bytes=None, weights=weights)
         return self._counted
 
     def _takes_constants(self, record: Record) -> bool:
@@ -114,8 +113,8 @@ class Census:
         assert self._counted is not None
         return Plan(
             {record.name: layer_plan(record, self._kept) for record in self._changed},
-            parameters=(self._before[0], self._counted.parameters),
-            neurons=(self._before[1], self._counted.neurons),
+            before=self._before,
+            after=replace(self._before, neurons=self._counted.neurons, parameters=self._counted.parameters),
             notes=tuple(dict.fromkeys(self._facts.notes)),
         )
 

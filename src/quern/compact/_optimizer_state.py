@@ -10,10 +10,7 @@ from quern.graph.spec import Select
 
 
 def narrow_optimizer(
-    optimizer: torch.optim.Optimizer,
-    old: dict[str, nn.Parameter],
-    model: nn.Module,
-    selected: dict[str, Select],
+    optimizer: torch.optim.Optimizer, old: dict[str, nn.Parameter], model: nn.Module, selected: dict[str, Select]
 ) -> None:
     """Make ``optimizer`` that of ``model``: groups, and the state of each parameter."""
     new = dict(model.named_parameters())

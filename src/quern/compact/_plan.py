@@ -6,24 +6,37 @@ from typing import Any
 
 from quern.errors import CompactionError
 from quern.graph.layer_plan import NO_PLAN, LayerPlan, check_keys
+from quern.records import Size
 
 DEAD = "the network is dead: its output does not depend on its input"
+_UNKNOWN = Size(neurons=0, parameters=0, macs=None, bytes=None)
 
 
 @dataclass(frozen=True)
 class Plan:
     """What :func:`quern.compact.compact` is to do: print it, keep it as JSON, do it again to a network freshly built.
 
-    ``layers`` has what changes, by name. ``parameters`` and ``neurons`` are counts before and after. Weights up to
-    ``tol`` count as zero. ``dead`` if the output no longer depends on the input; ``notes`` says what was kept, and why.
+    ``layers`` has what changes, by name. ``before`` and ``after`` are the sizes of the network, 0 where the plan does
+    not say. Weights up to ``tol`` count as zero. ``dead`` if the output no longer depends on the input; ``notes`` says
+    what was kept, and why.
     """
 
     layers: dict[str, LayerPlan]
     tol: float = 0.0
-    parameters: tuple[int, int] = (0, 0)
-    neurons: tuple[int, int] = (0, 0)
+    before: Size = _UNKNOWN
+    after: Size = _UNKNOWN
     dead: bool = False
     notes: tuple[str, ...] = ()
+
+    @property
+    def parameters(self) -> tuple[int, int]:
+        """Parameters before and after."""
+        return self.before.parameters, self.after.parameters
+
+    @property
+    def neurons(self) -> tuple[int, int]:
+        """Neurons before and after."""
+        return self.before.neurons, self.after.neurons
 
     def then(self, later: "Plan") -> "Plan":
         """This plan and then ``later``, one for the network it left, as one."""
@@ -33,8 +46,8 @@ class Plan:
         return Plan(
             layers,
             max(self.tol, later.tol),
-            (self.parameters[0], later.parameters[1]),
-            (self.neurons[0], later.neurons[1]),
+            self.before,
+            later.after,
             later.dead,
             tuple(dict.fromkeys((*self.notes, *later.notes))),
         )
@@ -73,8 +86,8 @@ class Plan:
         if not plain:
             raise CompactionError(NO_PLAN)
         made = {name: LayerPlan.from_dict(layer) for name, layer in layers.items()}
-        first, second = (tuple(c) for c in counts)
-        return Plan(made, float(tol), first, second, data.get("dead", False), tuple(notes))
+        before, after = (replace(_UNKNOWN, parameters=p, neurons=n) for p, n in zip(*counts, strict=True))
+        return Plan(made, float(tol), before, after, data.get("dead", False), tuple(notes))
 
     def __str__(self) -> str:
         lines = [f"{'layer':<28}{'inputs':>12}{'outputs':>12}{'constants':>12}"]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from quern._files import open_regular
 from quern.data._limits import ARCHIVE_BYTES, FILE_BYTES, size
+from quern.errors import words_of
 
 Bytes = NDArray[np.uint8]
 Arrays = dict[str, Bytes]
@@ -80,8 +81,7 @@ def in_archive(path: Path, names: re.Pattern[str]) -> Reader:
     except BadFile:
         raise
     except Exception as reason:  # tarfile has many ways to say that a header is damaged
-        wrong = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
-        raise BadFile(f"{path.name} is no tar archive, or is cut short: {wrong}") from reason
+        raise BadFile(f"{path.name} is no tar archive, or is cut short: {words_of(reason)}") from reason
 
     def read(name: str) -> bytes:
         if name not in contents:

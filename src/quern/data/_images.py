@@ -10,8 +10,6 @@ from torch import Tensor
 
 from quern.errors import DataError
 
-__all__ = ["ImageSet", "Images", "images_of", "means_and_deviations", "split"]
-
 
 @dataclass(frozen=True, eq=False)
 class Images:
@@ -93,10 +91,7 @@ def split(images: Images, count: int) -> tuple[Images, Images]:
     # RandomState is the one generator of numpy whose numbers never change with the version.
     order = torch.from_numpy(np.random.RandomState(0).permutation(len(images)))
     taken, rest = order[:count].sort().values, order[count:].sort().values
-    return (
-        Images(images.pixels[rest], images.labels[rest]),
-        Images(images.pixels[taken], images.labels[taken]),
-    )
+    return (Images(images.pixels[rest], images.labels[rest]), Images(images.pixels[taken], images.labels[taken]))
 
 
 def means_and_deviations(images: Images, top: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -8,8 +8,6 @@ from quern.data._registry import LOADERS, SOURCES, names
 from quern.data._sources import Progress, Source, obtain
 from quern.errors import DataError, instead_of
 
-__all__ = ["cifar10", "load", "mnist"]
-
 VALIDATION = 5000  # of the images of a fetched set
 
 

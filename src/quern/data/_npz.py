@@ -10,9 +10,7 @@ from numpy.lib import format as npy
 
 from quern._files import open_regular
 from quern.data._limits import SET_BYTES, size
-from quern.errors import DataError
-
-__all__ = ["read_npz"]
+from quern.errors import DataError, words_of
 
 _HEADER_BYTES = 1 << 14  # numpy itself takes no header beyond 10,000
 _PART = 1 << 20
@@ -30,9 +28,7 @@ def read_npz(path: Path, wanted: tuple[str, ...]) -> tuple[list[str], dict[str, 
     except zipfile.BadZipFile as reason:
         raise DataError(f"{path} cannot be read as an npz file: it is another kind of file, or damaged.") from reason
     except Exception as reason:  # numpy, zipfile and zlib have many ways to say that a file is damaged
-        said = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
-        said = " ".join(str(said).split()).rstrip(".") or type(reason).__name__
-        raise DataError(f"{path} cannot be read as an npz file: {said}.") from reason
+        raise DataError(f"{path} cannot be read as an npz file: {words_of(reason)}.") from reason
     return list(members), arrays
 
 

@@ -15,8 +15,6 @@ from quern.data._registry import names as registered
 from quern.data._sources import sums
 from quern.errors import DataError
 
-__all__ = ["image_folder", "npz"]
-
 log = logging.getLogger("quern.data")
 
 NPZ_ARRAYS = ("images", "labels", "test_images", "test_labels")

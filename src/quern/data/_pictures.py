@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 
 from quern._files import open_regular
 from quern.data._limits import IMAGE_FILE_BYTES, IMAGE_PIXELS, SET_BYTES, size
-from quern.errors import DataError
+from quern.errors import DataError, words_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-__all__ = ["decoded", "read_pictures"]
 
 
 def decoded(file: BufferedReader | BytesIO, gray: bool = False) -> "Image":
@@ -89,6 +87,4 @@ def _read(path: Path, gray: bool) -> "Image":
                 raise ValueError(f"its {size(there)} are more than {size(IMAGE_FILE_BYTES)}")
             return decoded(file, gray)
     except Exception as reason:  # PIL has many ways to say that a file is damaged
-        said = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
-        said = " ".join(str(said).split()).rstrip(".") or type(reason).__name__
-        raise DataError(f"{path} cannot be read as an image ({said}): mend or remove it.") from reason
+        raise DataError(f"{path} cannot be read as an image ({words_of(reason)}): mend or remove it.") from reason

@@ -14,8 +14,6 @@ from quern.errors import DataError
 if TYPE_CHECKING:
     from quern.data._images import ImageSet
 
-__all__ = ["LOADERS", "SOURCES", "fetch", "names", "register", "verify"]
-
 
 def _digits() -> "ImageSet":
     from quern.data._digits import digits

@@ -21,21 +21,8 @@ from quern.functional.products import Geometry
 from quern.functional.shapes import axis, check_padding, in_layout_of, same_padding, split, tuple_of, weight_layout
 from quern.functional.weight_cache import WeightCache, cached
 
-__all__ = [
-    "batch_norm",
-    "cat",
-    "conv",
-    "conv_transpose",
-    "dropout",
-    "encode_gray",
-    "encode_rgb",
-    "layer_norm",
-    "linear",
-    "max_pool",
-    "mod_relu",
-    "modulus",
-    "whiten",
-]
+__all__ = ["batch_norm", "cat", "conv", "conv_transpose", "dropout", "encode_gray", "encode_rgb", "layer_norm"]
+__all__ += ["linear", "max_pool", "mod_relu", "modulus", "whiten"]
 
 
 def _full_precision(x: Tensor) -> bool:

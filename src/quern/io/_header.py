@@ -2,14 +2,27 @@
 it."""
 
 import inspect
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from quern import models
 from quern.io.tensorfile import CHANNELS, damaged, json_of, spread
 from quern.models import Recipe
-from quern.records.schema import Wrong, plain, short
+from quern.records.schema import Between, Positive, Text, Wrong, check, plain, short
 
 FORMAT = 1
+
+
+class ImageFormat(TypedDict, total=False):
+    """What a network takes and gives: ``shape`` is channels, height and width, ``mean`` and ``std`` are per channel for
+    pixels from 0 to 1, ``top`` is the value of white, ``classes`` are their names and ``name`` that of the set."""
+
+    name: Text
+    shape: list[Annotated[int, Between(1.0, 65536.0)]]
+    mean: list[float]
+    std: list[Positive]
+    top: Annotated[int, Between(1.0, 255.0)]
+    classes: list[Text]
+
 
 # What a file may ask for. A network is built without memory for its numbers, but still takes time.
 _STEPS = 32
@@ -95,22 +108,14 @@ def checked_arguments(builder: str, arguments: dict[str, Any]) -> dict[str, Any]
 
 
 def _check_images(images: dict[str, Any]) -> None:
-    """What is there of ``name``, ``shape``, ``mean``, ``std``, ``top`` and ``classes`` must be usable."""
-    name, top = images.get("name", ""), images.get("top", 255)
-    if not isinstance(name, str):
-        raise Wrong(f"has images with the name {short(name)}, but it should be a text")
-    if type(top) is not int or not 1 <= top <= 255:
-        raise Wrong(f"has images with the top {short(top)}, but it should be a whole number from 1 to 255")
-    shape, classes = images.get("shape", [1, 1, 1]), images.get("classes", [])
-    if not (isinstance(shape, list) and len(shape) == 3 and all(map(_is_size, shape))):
-        raise Wrong(f"has images of shape {short(shape)}, but it should be [channels, height, width]")
+    """What is there of an :class:`ImageFormat` must be usable; what else there is, is the user's."""
+    try:
+        known = check(images, ImageFormat)
+    except ValueError as reason:
+        raise Wrong(f"has images whose {reason}") from reason
+    shape = known.get("shape")
+    if shape is not None and len(shape) != 3:
+        raise Wrong(f"has images whose shape is {short(shape)}, but should be [channels, height, width]")
     for key in ("mean", "std"):
-        values = images.get(key, [])
-        if not (isinstance(values, list) and all(type(v) in (int, float) for v in values)):
-            raise Wrong(f"has images with the {key} {short(values)}, but it should be a list of numbers")
-        if key in images and "shape" in images and len(values) != shape[0]:
-            raise Wrong(f"has images of {shape[0]} channels, but {len(values)} numbers as their {key}")
-        if key == "std" and not all(v > 0 for v in values):
-            raise Wrong(f"has images with the std {short(values)}, but it should be positive")
-    if not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
-        raise Wrong(f"has images of the classes {short(classes)}, but they should be a list of names")
+        if shape is not None and (numbers := known.get(key)) is not None and len(numbers) != shape[0]:
+            raise Wrong(f"has images of {shape[0]} channels, but {len(numbers)} numbers as their {key}")

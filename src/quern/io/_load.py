@@ -40,7 +40,7 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     damaged tensor goes unseen."""
     path = Path(path)
     with sentences(path, "read"), opened(path, _WHAT) as (file, size):
-        return {**read_head(file, size, read_description).about, "bytes": size}
+        return {**read_head(file, size, read_description).own, "bytes": size}
 
 
 def read_network(file: BufferedIOBase, size: int, model: nn.Module | None = None) -> tuple[nn.Module, list[str]]:
@@ -48,7 +48,7 @@ def read_network(file: BufferedIOBase, size: int, model: nn.Module | None = None
     before header and network are known to agree."""
     head = read_head(file, size, read_description)
     try:
-        network = network_of(head.about, model)
+        network = network_of(head.own, model)
         compare(head.tensors, network, model)
     except Wrong:
         check_whole(head, file)  # if that is wrong, then it is all that is to be said

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from quern._files import check_target, replacing
+from quern._size import size_of
 from quern.graph import check_module
 from quern.io._header import description_of, read_description
 from quern.io._structure import state_of, verified_recipe
@@ -50,8 +51,7 @@ def head_of_network(
     for name, value in state.items():
         if value.is_meta:
             raise Wrong(f"cannot hold {short(name)}, which is on the meta device and has no values")
-    parameters = sum(p.numel() for p in model.parameters())
-    description = description_of(verified_recipe(model), parameters, metrics, images)
+    description = description_of(verified_recipe(model), size_of(model).parameters, metrics, images)
     try:
         head = head_of(kinds_of(state), json.dumps(description))
     except ValueError as reason:  # a name that is no text

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from quern._size import size_of
 from quern.compact import Plan, last_plan
 from quern.graph.spec import narrowed_shapes
 from quern.io._header import description_of
@@ -37,7 +38,7 @@ class Stored:
         else:
             self._recipe = replace(before._recipe, steps=recipe_of(model).steps)
         self._steps, self._last_plan = last_plan(self._recipe)
-        self._parameters = sum(p.numel() for p in model.parameters())
+        self._parameters = size_of(model).parameters
         self._description = partial(description_of, metrics=metrics or {}, images=images)
 
     def bytes(self, plan: Plan | None = None) -> int:
@@ -53,4 +54,4 @@ class Stored:
                 tensors[full_name] = (tensors[full_name][0] if full_name in own else like, shape)
         structure = plan.structure() if self._last_plan is None else self._last_plan.then(plan.structure())
         recipe = replace(self._recipe, steps=(*self._steps, {"compact": structure.to_dict()}))
-        return file_size(tensors, json.dumps(self._description(recipe, plan.parameters[1])))
+        return file_size(tensors, json.dumps(self._description(recipe, plan.after.parameters)))

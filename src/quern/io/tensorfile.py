@@ -9,14 +9,10 @@ more than ``PIECE`` bytes and the header says ``pieces``, the SHA-256 of each pi
 piece: so all cores compute it.
 """
 
-import hashlib
 import json
 import math
-import os
 import re
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BufferedIOBase
 from typing import Any
@@ -25,21 +21,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quern.io._checksum import Checksum
 from quern.records.schema import Wrong, parse, short
 
 __all__ = [
     "CHANNELS",
     "HEADER_BYTES",
+    "PIECE",
     "TYPES",
     "WHOLE",
     "Head",
     "check_whole",
     "damaged",
+    "file_size",
     "head_of",
-    "json_of",
-    "read_head",
 ]
-__all__ += ["file_size", "kinds_of", "read_tensors", "spread", "write_tensors"]
+__all__ += ["json_of", "kinds_of", "read_head", "read_tensors", "spread", "write_tensors"]
 
 HEADER_BYTES = 8 << 20
 CHANNELS = 1 << 20  # in all the plans of a file
@@ -74,20 +71,20 @@ def damaged(what: str) -> Wrong:
 
 @dataclass(frozen=True)
 class Head:
-    """The checked header. ``raw`` are its bytes with their length before them; ``about`` is quern's part of it;
+    """The checked header. ``raw`` are its bytes with their length before them; ``own`` is quern's part of it;
     ``in_pieces`` says of which kind the checksum is; ``tensors`` are types and shapes by name, in the order in which
     they lie in the file."""
 
     raw: bytes
-    about: Any
+    own: Any
     sha256: str
     in_pieces: bool
     tensors: dict[str, Kind]
 
 
-def read_head(file: BufferedIOBase, size: int, about: Callable[[str | None], Any], most: int = HEADER_BYTES) -> Head:
-    """The header of a file of ``size`` bytes, which is at most ``most`` long. ``about`` checks quern's own text in it,
-    which is None if there is none."""
+def read_head(file: BufferedIOBase, size: int, read_own: Callable[[str | None], Any], most: int = HEADER_BYTES) -> Head:
+    """The header of a file of ``size`` bytes, which is at most ``most`` long. ``read_own`` checks quern's own text in
+    it, which is None if there is none."""
     start = file.read(8)
     if len(start) < 8:
         raise damaged("it is empty" if not start else "it ends within its first 8 bytes")
@@ -101,8 +98,8 @@ def read_head(file: BufferedIOBase, size: int, about: Callable[[str | None], Any
     if not isinstance(table, dict) or text[:1] != b"{":
         raise damaged("its header is not a table")
     metadata = table.pop("__metadata__", None)
-    said = metadata.get("quern") if isinstance(metadata, dict) else None
-    found = about(said if isinstance(said, str) else None)
+    own_text = metadata.get("quern") if isinstance(metadata, dict) else None
+    own = read_own(own_text if isinstance(own_text, str) else None)
     assert isinstance(metadata, dict)
     sha256 = metadata.get("sha256")
     if not (isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256)):
@@ -111,7 +108,7 @@ def read_head(file: BufferedIOBase, size: int, about: Callable[[str | None], Any
         raise damaged("its metadata are not texts")
     if metadata.get("pieces") not in (None, str(PIECE)):
         raise damaged("its checksum is of a kind that is not known here")
-    return Head(start + text, found, sha256, "pieces" in metadata, _tensors(table, size - 8 - length))
+    return Head(start + text, own, sha256, "pieces" in metadata, _tensors(table, size - 8 - length))
 
 
 def json_of(text: bytes | str, nan: bool = False) -> Any:
@@ -130,10 +127,10 @@ def spread(value: Any) -> int:
     return sum(map(spread, inside))
 
 
-def _tensors(table: dict[str, Any], size: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+def _tensors(table: dict[str, Any], size: int) -> dict[str, Kind]:
     """The types and shapes of the tensors, if they fill the ``size`` bytes after the header without gap or overlap."""
     places: list[tuple[int, int, str]] = []
-    found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    kinds: dict[str, Kind] = {}
     for name, entry in table.items():
         match entry:
             case {"dtype": str(kind), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if (
@@ -146,7 +143,7 @@ def _tensors(table: dict[str, Any], size: int) -> dict[str, tuple[torch.dtype, t
                 and math.prod(shape) * TYPES[kind].itemsize == end - begin
             ):
                 places.append((begin, end, name))
-                found[name] = TYPES[kind], tuple(shape)
+                kinds[name] = TYPES[kind], tuple(shape)
             case _:
                 raise damaged(f"its header is wrong about the tensor {short(name)}")
     end = 0
@@ -156,71 +153,7 @@ def _tensors(table: dict[str, Any], size: int) -> dict[str, tuple[torch.dtype, t
         end = next_end
     if end != size:
         raise damaged(f"its tensors take {end:,} bytes, but it holds {size:,}")
-    return {name: found[name] for _, _, name in sorted(places)}
-
-
-class _Checksum:
-    """The checksum of a file whose header is ``start`` and whose tensors, ``size`` bytes, come block by block.
-
-    Of a large file it is computed in threads, beside the reading and writing; a few blocks may wait for them.
-    """
-
-    def __init__(self, start: bytes, size: int, in_pieces: bool) -> None:
-        self.digest, self.in_pieces = hashlib.sha256(start), in_pieces
-        count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.threads = ThreadPoolExecutor(min(count, 8) if in_pieces else 1) if size > PIECE else None
-        self.most = 2 * min(count, 8) + 2
-        self.waiting: deque[Future[bytes]] = deque()
-        self.piece: list[memoryview] = []
-        self.room = PIECE
-
-    def __enter__(self) -> "_Checksum":
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        if self.threads is not None:
-            self.threads.shutdown()
-
-    def add(self, block: memoryview) -> None:
-        while block:
-            part, block = block[: self.room], block[self.room :]
-            self.piece.append(part)
-            self.room -= len(part)
-            if not self.room:
-                self._hand_over()
-
-    def _hand_over(self) -> None:
-        task = _sha256 if self.in_pieces else self._go_on
-        if self.threads is None:
-            self._take(task(self.piece))
-        else:
-            self.waiting.append(self.threads.submit(task, self.piece))
-        self.piece, self.room = [], PIECE
-        if len(self.waiting) > self.most:
-            self._take(self.waiting.popleft().result())
-
-    def _go_on(self, piece: list[memoryview]) -> bytes:
-        for part in piece:
-            self.digest.update(part)
-        return b""
-
-    def _take(self, digest: bytes) -> None:
-        if digest:
-            self.digest.update(digest)
-
-    def hexdigest(self) -> str:
-        if self.piece:
-            self._hand_over()
-        while self.waiting:
-            self._take(self.waiting.popleft().result())
-        return self.digest.hexdigest()
-
-
-def _sha256(piece: list[memoryview]) -> bytes:
-    digest = hashlib.sha256()
-    for part in piece:
-        digest.update(part)
-    return digest.digest()
+    return {name: kinds[name] for _, _, name in sorted(places)}
 
 
 def _blocks(tensor: Tensor) -> Iterator[Tensor]:
@@ -261,14 +194,14 @@ def check_whole(head: Head, file: BufferedIOBase) -> None:
         _compare(head, checksum)
 
 
-def _checksum(head: Head) -> _Checksum:
+def _checksum(head: Head) -> Checksum:
     mark = _mark(head.sha256)
     if head.raw.count(mark) != 1:
         raise damaged("its checksum is not where it should be")
-    return _Checksum(head.raw.replace(mark, _mark("0" * 64)), _size_of(head.tensors), head.in_pieces)
+    return Checksum(head.raw.replace(mark, _mark("0" * 64)), _size_of(head.tensors), PIECE, head.in_pieces)
 
 
-def _compare(head: Head, checksum: _Checksum) -> None:
+def _compare(head: Head, checksum: Checksum) -> None:
     if checksum.hexdigest() != head.sha256:
         raise damaged("its checksum is wrong, so it was changed after it was saved")
 
@@ -364,7 +297,7 @@ def write_tensors(file: BufferedIOBase, head: bytes, tensors: Mapping[str, Tenso
     spoilt, kinds = [], kinds_of(tensors)
     size = _size_of(kinds)
     file.write(head)
-    with _Checksum(head, size, size > PIECE) as checksum:
+    with Checksum(head, size, PIECE, size > PIECE) as checksum:
         for name in _order(kinds):
             finite = True
             for block in _blocks(tensors[name].detach().resolve_neg()):

@@ -12,33 +12,7 @@ from quern.nn._pool import QMaxPool1d, QMaxPool2d, QMaxPool3d
 from quern.nn._readout import Modulus, QModReLU
 from quern.nn._recurrent import QGRU, QLSTM, QRNN
 
-__all__ = [
-    "QGRU",
-    "QLSTM",
-    "QRNN",
-    "Modulus",
-    "QBatchNorm1d",
-    "QBatchNorm2d",
-    "QBatchNorm3d",
-    "QConv1d",
-    "QConv2d",
-    "QConv3d",
-    "QConvTranspose1d",
-    "QConvTranspose2d",
-    "QConvTranspose3d",
-    "QDropout",
-    "QDropout2d",
-    "QEmbedding",
-    "QLayerNorm",
-    "QLinear",
-    "QMaxPool1d",
-    "QMaxPool2d",
-    "QMaxPool3d",
-    "QModReLU",
-    "QMultiheadAttention",
-    "QWhiteningBatchNorm2d",
-    "cat",
-    "encode_gray",
-    "encode_rgb",
-    "init",
-]
+__all__ = ["QGRU", "QLSTM", "QRNN", "Modulus", "QBatchNorm1d", "QBatchNorm2d", "QBatchNorm3d", "QConv1d", "QConv2d"]
+__all__ += ["QConv3d", "QConvTranspose1d", "QConvTranspose2d", "QConvTranspose3d", "QDropout", "QDropout2d"]
+__all__ += ["QEmbedding", "QLayerNorm", "QLinear", "QMaxPool1d", "QMaxPool2d", "QMaxPool3d", "QModReLU"]
+__all__ += ["QMultiheadAttention", "QWhiteningBatchNorm2d", "cat", "encode_gray", "encode_rgb", "init"]

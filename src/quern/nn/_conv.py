@@ -24,39 +24,12 @@ class QConvolution(nn.Module):
     bias: nn.Parameter | None
     constant: nn.Parameter | None
 
-    def _setup(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Size,
-        stride: Size,
-        padding: Size | str,
-        output_padding: Size,
-        dilation: Size,
-        groups: int,
-        bias: bool,
-        padding_mode: str,
-        input_parts: str,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+    def _set_sizes(
+        self, kernel_size: Size, stride: Size, padding: Size | str, output_padding: Size, dilation: Size, mode: str
     ) -> None:
-        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.input_parts = check_parts(input_parts)
-        if in_channels in (1, 3) and input_parts == UNITS and not self.transposed:
-            raise ValueError(
-                f"in_channels is {in_channels}, but quaternions have 4 components: say input_parts="
-                f"{'ijk' if in_channels == 3 else 'r'!r} for {'RGB' if in_channels == 3 else 'gray'} images."
-            )
-        inner = quaternions(in_channels, "in_channels", input_parts)
-        out = quaternions(out_channels, "out_channels")
-        if groups < 1 or inner % groups or out % groups:
-            raise ValueError(
-                f"groups={groups} must divide the quaternion channels: {inner} in and {out} out "
-                f"(in_channels={in_channels}, out_channels={out_channels})."
-            )
-        if padding_mode not in PADDING_MODES or (self.transposed and padding_mode != "zeros"):
+        if mode not in PADDING_MODES or (self.transposed and mode != "zeros"):
             known = ", ".join(PADDING_MODES[:1] if self.transposed else PADDING_MODES)
-            raise ValueError(f"padding_mode is {padding_mode!r}, but this layer knows {known}.")
+            raise ValueError(f"padding_mode is {mode!r}, but this layer knows {known}.")
         self.kernel_size = self._per_axis(kernel_size, "kernel_size", 1)
         self.stride = self._per_axis(stride, "stride", 1)
         self.dilation = self._per_axis(dilation, "dilation", 1)
@@ -65,10 +38,28 @@ class QConvolution(nn.Module):
             raise ValueError("the padding of a transposed convolution must be numbers, not a word.")
         check_padding(padding, self.stride)
         self.padding = padding if isinstance(padding, str) else self._per_axis(padding, "padding", 0)
-        self.padding_mode = padding_mode
-        self.weight = nn.Parameter(torch.empty(4, out, inner // groups, *self.kernel_size, device=device, dtype=dtype))
-        shift = nn.Parameter(torch.empty(4, out, device=device, dtype=dtype)) if bias else None
-        self.register_parameter("bias", shift)
+        self.padding_mode = mode
+
+    def _set_channels(
+        self, in_channels: int, out_channels: int, groups: int, parts: str, bias: bool, **like: Any
+    ) -> None:
+        """Channels and parameters, which are ``like`` what is said of device and dtype."""
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.input_parts = check_parts(parts)
+        if in_channels in (1, 3) and parts == UNITS and not self.transposed:
+            raise ValueError(
+                f"in_channels is {in_channels}, but quaternions have 4 components: say input_parts="
+                f"{'ijk' if in_channels == 3 else 'r'!r} for {'RGB' if in_channels == 3 else 'gray'} images."
+            )
+        inner = quaternions(in_channels, "in_channels", parts)
+        out = quaternions(out_channels, "out_channels")
+        if groups < 1 or inner % groups or out % groups:
+            raise ValueError(
+                f"groups={groups} must divide the quaternion channels: {inner} in and {out} out "
+                f"(in_channels={in_channels}, out_channels={out_channels})."
+            )
+        self.weight = nn.Parameter(torch.empty(4, out, inner // groups, *self.kernel_size, **like))
+        self.register_parameter("bias", nn.Parameter(torch.empty(4, out, **like)) if bias else None)
         # The weight (4, out, 1, *kernel) of one more input channel, which carries 1 everywhere. quern.compact puts
         # there what constant input channels did: next to zero padding a bias would be wrong.
         self.register_parameter("constant", None)
@@ -152,21 +143,8 @@ class _QConv(QConvolution):
         input_parts: str = UNITS,
     ) -> None:
         super().__init__()
-        self._setup(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            0,
-            dilation,
-            groups,
-            bias,
-            padding_mode,
-            input_parts,
-            device,
-            dtype,
-        )
+        self._set_sizes(kernel_size, stride, padding, 0, dilation, padding_mode)
+        self._set_channels(in_channels, out_channels, groups, input_parts, bias, device=device, dtype=dtype)
 
     def forward(self, input: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         padding = self.padding
@@ -221,21 +199,8 @@ class _QConvTranspose(QConvolution):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self._setup(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            output_padding,
-            dilation,
-            groups,
-            bias,
-            padding_mode,
-            UNITS,
-            device,
-            dtype,
-        )
+        self._set_sizes(kernel_size, stride, padding, output_padding, dilation, padding_mode)
+        self._set_channels(in_channels, out_channels, groups, UNITS, bias, device=device, dtype=dtype)
 
     def forward(self, input: Float[Tensor, "..."], output_size: Sequence[int] | None = None) -> Float[Tensor, "..."]:
         extra = self.output_padding if output_size is None else self._extra_for(input, output_size)

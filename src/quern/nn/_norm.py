@@ -24,27 +24,30 @@ class _RunningNorm(nn.Module):
     running_mean: Tensor | None
     num_batches_tracked: Tensor
 
-    def _setup(
+    def __init__(
         self,
         num_features: int,
-        eps: float,
-        momentum: float | None,
-        affine: bool,
-        track_running_stats: bool,
-        scale: bool,
-        shift: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+        fixed_scale: bool = False,
     ) -> None:
+        super().__init__()
         n = quaternions(num_features, "num_features")
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
-        self.affine, self.track_running_stats = affine, track_running_stats
+        self.affine, self.track_running_stats, self.fixed_scale = affine, track_running_stats, fixed_scale
 
         def empty(*shape: int) -> Tensor:
             return torch.empty(*shape, n, device=device, dtype=dtype)
 
-        self.register_parameter("weight", nn.Parameter(empty(*self.per_neuron)) if affine and scale else None)
-        self.register_parameter("bias", nn.Parameter(empty(4)) if affine and shift else None)
+        scale = nn.Parameter(empty(*self.per_neuron)) if affine and not fixed_scale else None
+        self.register_parameter("weight", scale)
+        self.register_parameter("bias", nn.Parameter(empty(4)) if affine and bias else None)
         tracked = track_running_stats
         self.register_buffer("running_mean", empty(4) if tracked else None)
         self.register_buffer(self.spread, empty(*self.per_neuron) if tracked else None)
@@ -92,7 +95,7 @@ class _RunningNorm(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
-            f"track_running_stats={self.track_running_stats}"
+            f"track_running_stats={self.track_running_stats}{', fixed_scale=True' if self.fixed_scale else ''}"
         )
 
 
@@ -103,26 +106,6 @@ class QBatchNorm(_RunningNorm):
     spread = "running_var"
     normalize = staticmethod(F.batch_norm)
     running_var: Tensor | None
-
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        bias: bool = True,
-        fixed_scale: bool = False,
-    ) -> None:
-        super().__init__()
-        self.fixed_scale = fixed_scale
-        self._setup(num_features, eps, momentum, affine, track_running_stats, not fixed_scale, bias, device, dtype)
-
-    def extra_repr(self) -> str:
-        return super().extra_repr() + (", fixed_scale=True" if self.fixed_scale else "")
 
 
 class QBatchNorm1d(QBatchNorm):
@@ -154,7 +137,8 @@ class QWhiteningBatchNorm2d(_RunningNorm):
     r"""Batch normalisation that makes the covariance of a neuron's four components the identity.
 
     :math:`\Gamma L^{-1}(h - \mu) + \beta` with :math:`L L^\top = \mathrm{Cov}(h) + \varepsilon I`; :math:`\Gamma` is
-    ``weight (4, 4, n)``, initially the identity, :math:`\beta` is ``bias (4, n)``. Arguments as in torch's BatchNorm2d.
+    ``weight (4, 4, n)``, initially the identity, :math:`\beta` is ``bias (4, n)``. Arguments as in
+    :class:`QBatchNorm1d`.
     """
 
     space = (2,)
@@ -162,21 +146,6 @@ class QWhiteningBatchNorm2d(_RunningNorm):
     spread = "running_cov"
     normalize = staticmethod(F.whiten)
     running_cov: Tensor | None
-
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        bias: bool = True,
-    ) -> None:
-        super().__init__()
-        self._setup(num_features, eps, momentum, affine, track_running_stats, True, bias, device, dtype)
 
 
 class QLayerNorm(nn.Module):

@@ -58,7 +58,11 @@ class ProximalAdam(Proximal):
                 f"{penalty} acts on whole groups, which needs one rate for all of a group: "
                 "leave share=True, or take L1, L2 or GammaL1."
             )
-        self._pairs = [t.parameters for t in self._targets if len(t.parameters) == 2]
+
+    @property
+    def _pairs(self) -> list[tuple[nn.Parameter, ...]]:
+        """γ with the β that the penalty groups it with."""
+        return [target.parameters for target in self._targets if len(target.parameters) == 2]
 
     def __getstate__(self) -> dict[str, Any]:
         parameters = [p for group in self.param_groups for p in group["params"]]
@@ -67,12 +71,10 @@ class ProximalAdam(Proximal):
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "_shared" in state:  # a copy; load_state_dict leaves it as it is
             state = {**state, "_shared": {id(p) for p in state["_shared"]}}
-            state["_pairs"] = [t.parameters for t in state["_targets"] if len(t.parameters) == 2]
         super().__setstate__(state)
 
     def _replaced(self, new: dict[int, nn.Parameter]) -> None:
         self._shared = {id(new[p]) if p in new else p for p in self._shared}
-        self._pairs = [t.parameters for t in self._targets if len(t.parameters) == 2]
 
     def _move(self, group: dict[str, Any], parameters: list[Tensor]) -> tuple[float, list[Tensor]]:
         beta1, beta2 = group["betas"]
@@ -130,8 +132,8 @@ class ProximalAdam(Proximal):
                 torch._foreach_addcmul_(sums, part, part)
         summed = dict(zip(shared, sums, strict=True))
         squares = [summed[n] if n in summed else g * g for n, g in enumerate(gradients)]
-        position = {id(p): n for n, p in enumerate(parameters)} if self._pairs else {}
-        for scale, shift in self._pairs:
+        position = {id(p): n for n, p in enumerate(parameters)} if (pairs := self._pairs) else {}
+        for scale, shift in pairs:
             a, b = position.get(id(scale)), position.get(id(shift))
             if a is not None and b is not None:
                 squares[a] = squares[b] = squares[a] + squares[b]

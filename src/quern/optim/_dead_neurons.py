@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from quern.graph import spec_of
 from quern.graph.paths import has_rows, norms_behind
 
-__all__ = ["DeadNeurons"]
-
 
 def _without_weights(layer: Any) -> Tensor | None:
     """Which neurons ``(out,)`` of a layer have no weight but zero; None if there are none."""

@@ -26,8 +26,6 @@ from quern.graph.spec import Watcher
 from quern.graph.trace import mapped, traced
 from quern.penalties import Target
 
-__all__ = ["LastPath"]
-
 _MOST = 1e12  # steps, in which a penalty does all it can
 _CLOSE = 1.05  # how closely the strongest groups are told from the others
 _FACTOR = 8  # by which the search for them goes on until there are too few

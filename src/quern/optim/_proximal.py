@@ -119,10 +119,7 @@ class Proximal(torch.optim.Optimizer):
         self._path.restore(path)
 
     def replace_parameters(
-        self,
-        new: dict[int, nn.Parameter],
-        model: nn.Module,
-        selected: Mapping[str, Callable[[Tensor], Tensor]],
+        self, new: dict[int, nn.Parameter], model: nn.Module, selected: Mapping[str, Callable[[Tensor], Tensor]]
     ) -> None:
         """Shrink the parameters ``new[id(old)]`` in place of the old ones, as strongly as those; ``model`` has them.
         ``selected`` has, by name, which numbers of an old one that changed are those of the new one."""

@@ -7,15 +7,7 @@
 """
 
 from quern.paper._board import board
-from quern.paper._plan import (
-    EXPERIMENTS,
-    PROTOCOLS,
-    Protocol,
-    lambda_of,
-    read_lambdas,
-    runs,
-    settings_of,
-)
+from quern.paper._plan import EXPERIMENTS, PROTOCOLS, Protocol, lambda_of, read_lambdas, runs, settings_of
 from quern.paper._pool import Task, percent, perform_all, seconds_left, survey
 from quern.paper._run import build, perform
 from quern.paper._timing import time_steps, timing_path

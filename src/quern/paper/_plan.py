@@ -83,7 +83,7 @@ def runs(
     for experiment, dataset in parts:
         check_known(experiment, EXPERIMENTS, "experiment")
         check_known(dataset, DATASETS, "data set")
-    found = dict.fromkeys(
+    chosen = dict.fromkeys(
         Run(dataset, family, method, PROTOCOLS[dataset].epochs if epochs is None else epochs, seed)
         for seed in range(seeds)
         for experiment, dataset in parts
@@ -93,7 +93,7 @@ def runs(
         and (not families or family in families)
         and (not methods or method in methods)
     )
-    return list(found)
+    return list(chosen)
 
 
 Lambdas = dict[Dataset, dict[Family, dict[Method, Positive]]]

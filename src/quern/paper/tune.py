@@ -23,17 +23,13 @@ The images to test with are replaced by those to validate with before the first 
 import itertools
 import json
 import math
-import os
 import signal
-import socket
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -42,17 +38,14 @@ from quern import data
 from quern.bench.machine import facts
 from quern.compact import plan
 from quern.data import Images, ImageSet
-from quern.errors import CompactionError, Diverged, LastPathWarning, QuernError, RecordError, Stopped
+from quern.errors import CompactionError, Diverged, LastPathWarning, Stopped
 from quern.paper import build, read_lambdas, settings_of
+from quern.paper._journal import OUTCOME, claim, one_sentence, open_study, process_of, states, turn
 from quern.records import Environment, Family, Method, Run, TrialRow, Trials, keep, schema, without_penalty
 from quern.records.intervals import wilson
-from quern.records.schema import Between, Count, Positive, Share, check, opened, parse, plain
+from quern.records.schema import Count, Positive, Share
 from quern.sparsity import measure
 from quern.train import fit
-
-if TYPE_CHECKING:
-    from optuna import Study
-    from optuna.trial import FrozenTrial
 
 __all__ = ["SHORT", "Short", "Trial", "chosen", "read_trials", "tune", "write_lambdas", "write_trials"]
 
@@ -92,7 +85,7 @@ class Trial:
     neuron_sparsity: Share
     nonzero_parameters: Count
     died: str | None = None
-    environment: Environment = field(default_factory=dict, compare=False)
+    environment: Environment = field(default_factory=Environment, compare=False)
 
     @property
     def sparsity(self) -> float:
@@ -119,10 +112,10 @@ def try_weight(images: ImageSet, run: Run, weight: float | None, batch: int) -> 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", LastPathWarning)
-            found = fit(network, images, settings)
-        neurons = plan(network, images.normalize(images.train.pixels[:2]), settings.tol).neurons[1]
-        dead_neurons, size = 1 - neurons / size.neurons, found.sparsity
-        accuracy = statistics.fmean(line.val_accuracy for line in found.history[-LAST:])
+            result = fit(network, images, settings)
+        neurons = plan(network, images.normalize(images.train.pixels[:2]), settings.tol).after.neurons
+        dead_neurons, size = 1 - neurons / size.neurons, result.sparsity
+        accuracy = statistics.fmean(line.val_accuracy for line in result.history[-LAST:])
         if _at_chance(accuracy, images.val.labels):
             died = "chance"
     except (Diverged, LastPathWarning, CompactionError) as reason:
@@ -163,7 +156,7 @@ def tune(
     torch.set_num_threads(1)
     short = short or SHORT[dataset]
     images = without_test(data.load(dataset, data_dir), short.images)
-    methods, found = list(dict.fromkeys(methods)), []
+    methods, tried = list(dict.fromkeys(methods)), []
     for family in dict.fromkeys(families):
         floors: dict[str, float] = {}
         for method in methods:
@@ -172,9 +165,9 @@ def tune(
             if plain not in floors:
                 [one] = _study(images, replace(run, method=plain), None, short, storage, 1, 0.0, tell)
                 floors[plain] = one.val_accuracy - DROP
-                found.append(one)
-            found += _study(images, run, RANGE, short, storage, trials, floors[plain], tell)
-    return found
+                tried.append(one)
+            tried += _study(images, run, RANGE, short, storage, trials, floors[plain], tell)
+    return tried
 
 
 def _study(
@@ -193,12 +186,12 @@ def _study(
 
     name = f"{run.name}-{short.images}x{short.batch}-last{LAST}"
     low, high = weights or (1.0, 1.0)
-    with _sentence(storage):
-        study = _open(storage, name)
+    with one_sentence(storage):
+        study = open_study(storage, name)
     told = False
     while True:
-        with _turn(storage):
-            done, busy = _states(study)
+        with turn(storage):
+            done, busy = states(study, Trial)
             if len(done) >= count:
                 return done[:count]
             trial = weight = None
@@ -210,149 +203,27 @@ def _study(
                     study.enqueue_trial({"lambda": next_weight(good, low, high, (count + 1) // 2)})
                 trial = study.ask()
                 weight = trial.suggest_float("lambda", low, high, log=True) if weights else None
-                trial.set_user_attr("process", [socket.gethostname(), os.getpid(), _birth(os.getpid())])
+                claim(trial)
         if trial is None:
             if not told:
-                tell(f"{name}: waiting for {', '.join(_process(one) for one in busy)} to finish")
+                tell(f"{name}: waiting for {', '.join(process_of(one) for one in busy)} to finish")
             told = True
             time.sleep(WAIT)
             continue
         try:
-            found = try_weight(images, run, weight, short.batch)
-            trial.set_user_attr("found", asdict(found))
-            said = "" if weight is None else f", λ = {weight:.3g}"
-            said += ": " if found.died is None else f": too large ({found.died}), "
-            tell(f"{name}{said}{found.val_accuracy:.2%} on validation images, {found.sparsity:.1%} zero")
+            outcome = try_weight(images, run, weight, short.batch)
+            trial.set_user_attr(OUTCOME, asdict(outcome))
+            line = name if weight is None else f"{name}, λ = {weight:.3g}"
+            line += ": " if outcome.died is None else f": too large ({outcome.died}), "
+            tell(f"{line}{outcome.val_accuracy:.2%} on validation images, {outcome.sparsity:.1%} zero")
         except BaseException as reason:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)  # its λ is tried again
             if isinstance(reason, Stopped):
-                said = f"finished trials are in {storage}, and the same command goes on."
-                raise Stopped(f"stopped by {signal.Signals(reason.signal).name}: {said}", reason.signal) from None
+                advice = f"finished trials are in {storage}, and the same command goes on."
+                raise Stopped(f"stopped by {signal.Signals(reason.signal).name}: {advice}", reason.signal) from None
             raise
-        with _sentence(storage):
-            study.tell(trial, (found.val_accuracy, found.sparsity))
-
-
-def _open(storage: Path, name: str) -> "Study":
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage.parent.mkdir(parents=True, exist_ok=True)
-    lock = JournalFileSymlinkLock(str(storage))
-    if storage.exists():
-        lock.acquire()  # nobody appends meanwhile
-        try:
-            _mend(storage)
-        finally:
-            lock.release()
-    journal = JournalStorage(JournalFileBackend(str(storage), lock))
-    return optuna.create_study(
-        storage=journal, study_name=name, directions=["maximize", "maximize"], load_if_exists=True
-    )
-
-
-class _Entry(TypedDict):
-    """A line of a journal, as far as all of them are alike."""
-
-    op_code: Annotated[int, Between(0.0, 10.0)]
-    worker_id: str
-
-
-def _mend(storage: Path) -> None:
-    """Cut off the half line that a killed process left at the end of a journal; ValueError if it is none. A file that
-    never was a journal is left as it is: Optuna would append to one with a single line."""
-    with opened(storage, "a journal of Optuna") as (file, _):
-        content = file.read()
-    *lines, rest = content.split(b"\n")
-    for number, line in enumerate(lines, 1):
-        check(parse(line, nan=True), _Entry, f"line {number}")
-    start = b'{"op_code":'
-    if not (rest.startswith(start) or start.startswith(rest)):
-        raise ValueError(f"line {len(lines) + 1} is none of a journal")
-    if rest:
-        os.truncate(storage, len(content) - len(rest))
-
-
-@contextmanager
-def _sentence(storage: Path) -> Iterator[None]:
-    """One sentence for whatever is wrong with a journal: Optuna fails in as many ways as there are."""
-    try:
-        yield
-    except QuernError:
-        raise
-    except Exception as reason:
-        said = schema.short(reason) or type(reason).__name__
-        raise RecordError(f"{storage} does not hold studies of Optuna ({said}): choose another --storage.") from reason
-
-
-@contextmanager
-def _turn(storage: Path) -> Iterator[None]:
-    """One process at a time looks at what is there and says what it does next."""
-    from optuna.storages.journal import JournalFileOpenLock
-
-    lock = JournalFileOpenLock(f"{storage}.turn")
-    lock.acquire()
-    try:
-        with _sentence(storage):
-            yield
-    finally:
-        lock.release()
-
-
-def _states(study: "Study") -> "tuple[list[Trial], list[FrozenTrial]]":
-    """The trials that are done, and those that a process is at; those of a process that is gone have failed."""
-    from optuna.trial import TrialState
-
-    done, busy = [], []
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING)):
-        process = trial.user_attrs.get("process")
-        if trial.state == TrialState.COMPLETE:
-            done.append(check(plain(trial.user_attrs.get("found")), Trial, f"trial {trial.number}"))
-        elif process is not None and _lives(process):
-            busy.append(trial)
-        elif process is not None:
-            study.tell(trial.number, state=TrialState.FAIL)
-    return done, busy
-
-
-def _lives(process: Any) -> bool:
-    """Whether a process, given as its machine and its number, is there; those of other machines are, for all we know.
-    This one is at no trial when it asks: one that has its number died before it, as in a container that was started
-    again."""
-    match process:
-        case [str(host), int(number), *birth] if 0 < number < 1 << 31:
-            return _is_running(host, number, birth)
-    return False
-
-
-def _birth(process: int) -> str | None:
-    """When a process began, where that can be told: numbers of processes come again, as after a reboot."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path(f'/proc/{process}/stat').read_text().rpartition(')')[2].split()[19]}"
-    except (OSError, IndexError):
-        return None
-
-
-def _is_running(host: str, process: int, birth: list[Any]) -> bool:
-    if host != socket.gethostname() or os.name != "posix":
-        return True
-    if process == os.getpid() or (birth and birth[0] is not None and birth[0] != _birth(process)):
-        return False
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # somebody else's
-        pass
-    return True
-
-
-def _process(trial: "FrozenTrial") -> str:
-    host, process, *_ = trial.user_attrs["process"]
-    return f"process {process} on {schema.visible(host)}"
+        with one_sentence(storage):
+            study.tell(trial, (outcome.val_accuracy, outcome.sparsity))
 
 
 def next_weight(good: Mapping[float, bool], low: float, high: float, first: int) -> float:
@@ -374,15 +245,15 @@ def chosen(trials: Sequence[Trial], drop: float = DROP) -> dict[tuple[str, str],
     def smaller(t: Trial) -> float:
         return -(t.weight or 0.0)
 
-    found = {}
+    best_of = {}
     for family, method in dict.fromkeys((t.family, t.method) for t in trials if t.weight is not None):
         mine = [t for t in trials if (t.family, t.method) == (family, method)]
         none = next(t for t in trials if (t.family, t.method) == (family, without_penalty(method)))
         good = [t for t in mine if t.good_enough(none.val_accuracy - drop)]
         best = max(good, key=lambda t: (t.sparsity, t.component_sparsity, t.val_accuracy, smaller(t)), default=None)
         lived = [t for t in mine if t.died is None] or mine
-        found[family, method] = best or max(lived, key=lambda t: (t.val_accuracy, t.sparsity, smaller(t)))
-    return found
+        best_of[family, method] = best or max(lived, key=lambda t: (t.val_accuracy, t.sparsity, smaller(t)))
+    return best_of
 
 
 def write_lambdas(path: Path, dataset: str, trials: Sequence[Trial]) -> None:

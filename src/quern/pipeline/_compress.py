@@ -150,4 +150,4 @@ def _check_job(model: nn.Module, settings: Settings, budget: Budget, data: Image
         raise TrainingError("the loader to test with has no batches.")
     check_fits(model, data, batches)
     check_compacts(model, batches.example)
-    check_budget(budget, model, settings.penalty, batches.example, batches.about())
+    check_budget(budget, model, settings.penalty, batches.example, batches.image_format())

@@ -6,32 +6,31 @@ from typing import Annotated, Any
 
 from torch import Tensor, nn
 
-from quern import io
+from quern import io, records
 from quern.compact import census, compact, plan
 from quern.records import Budget
 from quern.records.schema import Between, Count
 from quern.sparsity import measure, work
 
 
-@dataclass(frozen=True)
-class Size:
-    """How large a network is without what died: the numbers that budgets are about."""
+@dataclass(frozen=True, kw_only=True)
+class Size(records.Size):
+    """How large a network is without what died. Multiply-adds and bytes are 0 where the budget does not ask for
+    them."""
 
-    neurons: Count
     parameters: Annotated[int, Between(1.0, 1e15)]
-    bytes: Count
-    macs: Count
+    macs: Count = 0
+    bytes: Count = 0
 
 
 def planned_size(
     model: nn.Module, example: Tensor, budget: Budget, images: dict[str, Any] | None = None
 ) -> Size | None:
-    """The size of what is left; None if nothing is: the output no longer depends on the input. Bytes and multiply-adds
-    are 0 where ``budget`` does not ask for them."""
+    """The size of what is left; None if nothing is: the output no longer depends on the input."""
     whole_plan = plan(model, example)
     if whole_plan.dead:
         return None
-    small = None
+    small, left = None, whole_plan.after
     if budget.max_bytes is not None or budget.min_speedup is not None:
         small = compact(model, whole_plan)
     macs, file_bytes = 0, 0
@@ -39,7 +38,7 @@ def planned_size(
         macs = measure(small, example).macs or 0
     if small is not None and budget.max_bytes is not None:
         file_bytes = _stored(small, images).bytes()
-    return Size(whole_plan.neurons[1], whole_plan.parameters[1], file_bytes, macs)
+    return Size(neurons=left.neurons, parameters=left.parameters, bytes=file_bytes, macs=macs)
 
 
 def _stored(model: nn.Module, images: dict[str, Any] | None, before: io.Stored | None = None) -> io.Stored:
@@ -93,4 +92,4 @@ class SizeCounter:
         # A layer's multiply-adds are in proportion to its weights; one that is never narrowed keeps them.
         whole, left = self._weights, self._weights | counted.weights
         macs = sum(macs * left[name] // whole[name] for name, macs in self._macs.items())
-        return Size(counted.neurons, counted.parameters, file_bytes, macs)
+        return Size(neurons=counted.neurons, parameters=counted.parameters, bytes=file_bytes, macs=macs)

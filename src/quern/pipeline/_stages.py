@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from quern import io
 from quern._files import write_text
+from quern._size import size_of
 from quern.bench import time_onnx
 from quern.data import Images, ImageSet
 from quern.errors import DeadNetworkWarning
@@ -139,7 +140,7 @@ def _train_dense(job: Job, model: nn.Module, settings: Settings | None) -> tuple
     result = Result((), 0, val_accuracy, accuracy, loss, measure(dense, job.batches.example), 0.0)
     folder = job.out / "dense"
     folder.mkdir(parents=True, exist_ok=True)
-    io.save(dense, folder / "model.safetensors", metrics=result.accuracies(), images=job.batches.about())
+    io.save(dense, folder / "model.safetensors", metrics=result.accuracies(), images=job.batches.image_format())
     write_text(folder / "result.json", json.dumps(result.to_dict(), indent=1))
     return dense, result
 
@@ -164,13 +165,14 @@ def _grind(
         data = _data_of_trial(job.data)
         batch = min(settings.batch, len(data.train)) if isinstance(data, ImageSet) else settings.batch
         briefly = replace(settings, epochs=0, heal=1, penalty=None, compact_every=0, batch=batch)
-        count = sum(p.numel() for p in small.parameters())
-        job.tell(f"trial: a copy of {count:,} parameters heals for an epoch on one in {TRIAL} images")
+        job.tell(
+            f"trial: a copy of {size_of(small).parameters:,} parameters heals for an epoch on one in {TRIAL} images"
+        )
         return fit(small, data, briefly, teacher=teacher).val_accuracy
 
     steer = None
     if budget:
-        options = {"images": job.batches.about(), "dense_accuracy": dense_result.val_accuracy}
+        options = {"images": job.batches.image_format(), "dense_accuracy": dense_result.val_accuracy}
         steer = Steering(budget, job.batches.example, speedup=speedup, trial=trial, **options)
     job.tell(f"small network: {in_epochs(settings.epochs)} to grind, {settings.heal} to heal")
     small = copy.deepcopy(dense)
@@ -208,7 +210,8 @@ def _export(job: Job, name: str, network: nn.Module) -> None:
 
 
 def _column(job: Job, name: str, network: nn.Module, result: Result, accuracy: float, latency_ms: float) -> Network:
-    size, folder, tested = measure(network, job.batches.example), job.out / name, result.test_accuracy is not None
+    size = measure(network, job.batches.example).size
+    folder, tested = job.out / name, result.test_accuracy is not None
     return Network(
         test_accuracy=accuracy if tested else None,
         val_accuracy=result.val_accuracy if tested else accuracy,

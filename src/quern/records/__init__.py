@@ -15,26 +15,30 @@ from pathlib import Path
 from quern._files import claimed, sweep, write_text
 from quern.errors import RecordError
 from quern.records import schema
-from quern.records._comparison import Budget, Comparison, Verdict
+from quern.records._comparison import Budget, Comparison
 from quern.records._compression import (
     Answers,
     Begun,
     Chance,
     CompressConfig,
     Compression,
+    CompressRequest,
     Histories,
+    LayerSizes,
     Network,
+    Request,
     SampleRow,
     Samples,
     StageSettings,
     TrainConfig,
+    TrainRequest,
+    Verdict,
 )
 from quern.records._experiments import (
     Dataset,
     Deployed,
     Environment,
     Family,
-    LayerCounts,
     Method,
     Moduli,
     Reached,
@@ -60,16 +64,16 @@ from quern.records._runs import (
     without_penalty,
 )
 from quern.records._size import Size
-from quern.records._sparsity import LayerSparsity, Sparsity
+from quern.records._sparsity import LayerCounts, LayerSparsity, Sparsity
 from quern.records._training import Course, Epoch, Phase, Result
 
 __all__ = ["DATASETS", "FAMILIES", "FIGURE2", "METHODS", "NEURONS", "PAPER", "TABLE1", "Answers", "Begun", "Budget"]
-__all__ += ["Chance", "Comparison", "CompressConfig", "Compression", "Course", "Dataset", "Deployed", "Environment"]
-__all__ += ["Epoch", "Family", "Histories", "LayerCounts", "LayerSparsity", "Method", "Moduli", "Network", "Phase"]
-__all__ += ["Reached", "Record", "Result", "Run", "SampleRow", "Samples", "Size", "Small", "Sparsity", "StageSettings"]
-__all__ += ["TimingRow", "Timings", "TrainConfig", "TrialRow", "Trials", "Verdict", "Written", "WrittenTerm", "Zeros"]
-__all__ += ["check_known", "check_writable", "keep", "read", "read_compression", "read_record", "record_path"]
-__all__ += ["respelled", "without_penalty", "write"]
+__all__ += ["Chance", "Comparison", "CompressConfig", "CompressRequest", "Compression", "Course", "Dataset", "Deployed"]
+__all__ += ["Environment", "Epoch", "Family", "Histories", "LayerCounts", "LayerSizes", "LayerSparsity", "Method"]
+__all__ += ["Moduli", "Network", "Phase", "Reached", "Record", "Request", "Result", "Run", "SampleRow", "Samples"]
+__all__ += ["Size", "Small", "Sparsity", "StageSettings", "TimingRow", "Timings", "TrainConfig", "TrainRequest"]
+__all__ += ["TrialRow", "Trials", "Verdict", "Written", "WrittenTerm", "Zeros", "check_known", "check_writable", "keep"]
+__all__ += ["read", "read_compression", "read_record", "record_path", "respelled", "without_penalty", "write"]
 
 
 def record_path(folder: Path, run: Run) -> Path:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from quern.errors import TrainingError
-from quern.records._compression import Answers, Chance, Network
+from quern.records._compression import Answers, Chance, Network, Verdict
 from quern.records.schema import to_plain
 
 if TYPE_CHECKING:
@@ -43,24 +43,6 @@ class Budget:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A limit of the budget, and what came of it."""
-
-    what: str
-    limit: float
-    value: float
-    met: bool
-
-    def __str__(self) -> str:
-        asked = f"{self.what}: {_number(self.value)}, asked for {_number(self.limit)}"
-        return f"{asked}: {'met' if self.met else f'missed by {_number(abs(self.value - self.limit))}'}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.2f}"
 
 
 @dataclass(frozen=True)

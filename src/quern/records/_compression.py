@@ -41,7 +41,7 @@ class Stages(TypedDict):
     label_smoothing: NotRequired[float]
 
 
-class _Asked(TypedDict):
+class Request(TypedDict):
     """What both commands are asked for."""
 
     command: Text
@@ -52,23 +52,31 @@ class _Asked(TypedDict):
     model: str | None
     options: Options
     threads: Annotated[int, Between(1.0, 4096.0)] | None
-    sums: dict[Text, str]
-    environment: NotRequired[Environment]
 
 
-class TrainConfig(_Asked):
-    """config.json of ``quern train``."""
-
+class TrainRequest(Request):
     settings: dict[str, Any]
 
 
-class CompressConfig(_Asked):
-    """config.json of ``quern compress``; its ``settings`` are all that follows from the rest."""
-
+class CompressRequest(Request):
     start: Text | None
     penalty: list[dict[str, Any]] | None
     budget: dict[str, Any]
     stages: Stages
+
+
+class TrainConfig(TrainRequest):
+    """config.json of ``quern train``: what was asked for, of which data, where."""
+
+    sums: dict[Text, str]
+    environment: NotRequired[Environment]
+
+
+class CompressConfig(CompressRequest):
+    """config.json of ``quern compress``; its ``settings`` are all that follows from the rest."""
+
+    sums: dict[Text, str]
+    environment: NotRequired[Environment]
 
 
 class StageSettings(TypedDict):
@@ -97,6 +105,7 @@ class Network(Size):
     test_accuracy: Share | None
     val_accuracy: Share
     macs: Count
+    bytes: Count
     onnx_bytes: Count
     latency_ms: Milliseconds
     seconds: Seconds
@@ -162,20 +171,37 @@ class Answers:
         return wilson(self.dense, self.inputs), wilson(self.small, self.inputs), difference
 
 
-class VerdictRow(TypedDict):
+@dataclass(frozen=True)
+class Verdict:
+    """A limit of the budget, and what came of it."""
+
     what: str
     limit: float
     value: float
     met: bool
 
+    def __str__(self) -> str:
+        asked = f"{self.what}: {_number(self.value)}, asked for {_number(self.limit)}"
+        return f"{asked}: {'met' if self.met else f'missed by {_number(abs(self.value - self.limit))}'}"
 
-class LayerSizes(TypedDict):
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.2f}"
+
+
+@dataclass(frozen=True)
+class LayerSizes:
     """Neurons of a layer before and after."""
 
     name: str
     kind: str
     dense: Count
     small: Count
+
+    @property
+    def share(self) -> float:
+        """Of its neurons, percent that are left."""
+        return 100 * self.small / self.dense if self.dense else 0.0
 
 
 class Histories(TypedDict):
@@ -192,7 +218,7 @@ class Compression(TypedDict):
     layers: list[LayerSizes]
     history: Histories
     dead_by: NotRequired[DeadBy]
-    budget: NotRequired[list[VerdictRow]]
+    budget: NotRequired[list[Verdict]]
     chance: NotRequired[Chance | None]
     answers: NotRequired[tuple[Answers, ...]]
     environment: NotRequired[Environment]

@@ -4,41 +4,30 @@ default."""
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypedDict
 
 from quern.records._runs import DATASETS, FAMILIES, METHODS, Run
 from quern.records._size import Size
+from quern.records._sparsity import LayerCounts
 from quern.records._training import Course, Epoch
-from quern.records.schema import (
-    Between,
-    Count,
-    Measured,
-    Milliseconds,
-    OneOf,
-    Positive,
-    Seconds,
-    Share,
-    Text,
-)
+from quern.records.schema import Between, Count, Measured, Milliseconds, OneOf, Positive, Seconds, Share, Text
 
 Dataset = Annotated[str, OneOf(tuple(DATASETS))]
 Family = Annotated[str, OneOf(tuple(FAMILIES))]
 Method = Annotated[str, OneOf(tuple(METHODS))]
-Environment = dict[str, str | int | None]
 DeadBy = Literal["compaction"]
 
 
-@dataclass(frozen=True)
-class LayerCounts:
-    """One quaternion layer of a trained network."""
+class Environment(TypedDict, total=False):
+    """The program and the machine that made a record; ``commit`` is None outside of a git tree."""
 
-    name: str
-    kind: str
-    quaternions: Count
-    zero_components: Count
-    zero_quaternions: Count
-    neurons: Count
-    dead_neurons: Count
+    quern: str
+    commit: str | None
+    torch: str
+    numpy: str
+    python: str
+    cpu: str
+    threads: Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +67,7 @@ class Deployed(Size):
     image."""
 
     macs: Count | None = None
+    bytes: Count
     latency_ms: Milliseconds | None = None
     memory: Annotated[float, Between(0.0, 1e15)] | None = None
 
@@ -143,6 +133,18 @@ class Record:
     dead_by: DeadBy | None = None
     dense: Deployed
     small: Small
+
+    @property
+    def by_modulus(self) -> bool:
+        """Whether quaternions count as zero by their modulus, in the history too."""
+        return self.result.sparsity.tol == 0 or self.zeros_by == "modulus"
+
+    @property
+    def quaternion_sparsity(self) -> float:
+        """By the modulus; what older records do not count so, their moduli may tell."""
+        counted = self.result.sparsity
+        told = None if self.by_modulus else self.moduli.share_up_to(counted.tol)
+        return counted.quaternion_sparsity if told is None else told
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ def _share(part: int, whole: int) -> float:
 
 
 @dataclass(frozen=True)
-class LayerSparsity:
-    """One quaternion layer. ``macs`` are real multiply-adds for one sample, or None without an example input."""
+class LayerCounts:
+    """One quaternion layer of a network."""
 
     name: str
     kind: str
@@ -26,6 +26,12 @@ class LayerSparsity:
     zero_quaternions: Count
     neurons: Count
     dead_neurons: Count
+
+
+@dataclass(frozen=True)
+class LayerSparsity(LayerCounts):
+    """The same with real multiply-adds for one sample, None without an example input."""
+
     macs: Count | None
     nonzero_macs: Count | None
 

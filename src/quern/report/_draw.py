@@ -12,7 +12,6 @@ from quern.report._panels import BAR, BLUE, INK, draw, margins, mathematics
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-__all__ = ["files", "pictures"]
 
 _LOOK: Any = {
     "font.family": "DejaVu Sans",
@@ -47,12 +46,12 @@ ROW = 0.2  # of the legend
 
 def pictures(figure: Figure) -> tuple[str, ...]:
     """A picture per panel, as SVG to be set into a page."""
-    found = []
+    svgs = []
     for n, panel in enumerate(figure.panels):
         with _looking(f"{figure.name}-{n}"):
             canvas = _canvas((panel,), 1)
-            found.append(_inline(_saved(canvas, "svg").decode(), f"{figure.title}: {panel.title}"))
-    return tuple(found)
+            svgs.append(_inline(_saved(canvas, "svg").decode(), f"{figure.title}: {panel.title}"))
+    return tuple(svgs)
 
 
 def files(figure: Figure) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from quern.records import DATASETS, FAMILIES
@@ -10,8 +11,6 @@ from quern.report._figures import Figure
 from quern.report._headlines import headline
 from quern.report._load import Records, load
 from quern.report._tables import Table
-
-__all__ = ["Page", "Section", "read_experiments"]
 
 Part = Table | Figure
 Maker = Callable[[Records, str], Part | None]
@@ -45,7 +44,7 @@ class Page:
 def read_experiments(folder: Path) -> Page:
     """The page of all records in ``folder``."""
     records = load(folder)
-    datasets = records.datasets() or ("mnist", "cifar10")
+    datasets, both = records.datasets() or ("mnist", "cifar10"), ("paper", "quern")
 
     def per_dataset(*makers: Maker) -> list[tuple[str, Part | None]]:
         return [(DATASETS[dataset], make(records, dataset)) for dataset in datasets for make in makers]
@@ -53,28 +52,16 @@ def read_experiments(folder: Path) -> Page:
     parts: dict[str, list[tuple[str, Part | None]]] = {
         "table1": per_dataset(_rows.table1),
         "table2": per_dataset(_rows.table2),
-        "curves": per_dataset(*(_curves(family, number) for number in (1, 2) for family in ("paper", "quern"))),
+        "curves": per_dataset(*(partial(_plots.curves, family=one, number=n) for n in (1, 2) for one in both)),
         "neurons": per_dataset(_rows.claims),
         "compress": [("quern compress", _rows.compressed(records))],
         "front": per_dataset(_plots.final_front),
-        "tuning": per_dataset(_tuning("paper"), _tuning("quern"), _rows.tuned),
+        "tuning": per_dataset(*(partial(_plots.tuning_front, family=one) for one in both), _rows.tuned),
         "layers": per_dataset(_plots.layers),
-        "moduli": per_dataset(_moduli("paper"), _moduli("quern")),
+        "moduli": per_dataset(*(partial(_plots.moduli, family=one) for one in both)),
         "runs": [("experiments", _rows.provenance(records)), ("experiments", _rows.sums(records))],
     }
     return Page(tuple(FAMILIES.items()), tuple(_section(name, records, some) for name, some in parts.items()))
-
-
-def _curves(family: str, number: int) -> Maker:
-    return lambda records, dataset: _plots.curves(records, dataset, family, number)
-
-
-def _tuning(family: str) -> Maker:
-    return lambda records, dataset: _plots.tuning_front(records, dataset, family)
-
-
-def _moduli(family: str) -> Maker:
-    return lambda records, dataset: _plots.moduli(records, dataset, family)
 
 
 def _section(name: str, records: Records, parts: Iterable[tuple[str, Part | None]]) -> Section:
@@ -105,10 +92,7 @@ _HEADINGS = {
         "Networks within a budget",
         "One command each: a network is trained, made small within a budget, exported, and compared.",
     ),
-    "front": (
-        "Accuracy against sparsity and size",
-        "Up is better. So is right for sparsity, and left for parameters.",
-    ),
+    "front": ("Accuracy against sparsity and size", "Up is better. So is right for sparsity, and left for parameters."),
     "tuning": ("The search for λ", "λ is the weight of the penalty: the larger, the more zeros."),
     "layers": ("What was removed, layer by layer", "Which layers lose quaternions, and which lose whole neurons."),
     "moduli": (

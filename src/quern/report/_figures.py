@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["OLDER_DEAD", "Bar", "Bars", "Curves", "Dots", "Figure", "Line", "Panel", "Scatter", "Spread", "Spreads"]
-
-
 # What a figure says whose records count dead neurons as they were counted before compaction decided.
 OLDER_DEAD = (
     "Neurons are counted here by an older definition of a dead one; in the tables, dead is what compaction removes."

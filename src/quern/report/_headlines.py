@@ -7,8 +7,6 @@ from quern.report import _rows
 from quern.report._load import Group, Records
 from quern.report._tables import mean
 
-__all__ = ["headline"]
-
 
 def headline(section: str, records: Records) -> str:
     """One sentence; nothing if there are no records of what it says."""
@@ -17,10 +15,10 @@ def headline(section: str, records: Records) -> str:
         return f"Files up to {max(ratios):,.1f} times smaller; runs: {len(ratios)}." if ratios else ""
     if section == "runs":
         runs = [run for group in records.groups for run in group.runs]
-        return f"{len(runs)} runs, {sum(run.seconds for run in runs) / 3600:,.1f} hours." if runs else ""
+        return f"{len(runs)} runs, {sum(run.result.seconds for run in runs) / 3600:,.1f} hours." if runs else ""
     start, number = _NUMBERS[section]
-    said = [f"{text} on {name}" for dataset, name in DATASETS.items() if (text := number(records, dataset))]
-    return f"{start}: {', '.join(said)}." if said else ""
+    numbers = [f"{text} on {name}" for dataset, name in DATASETS.items() if (text := number(records, dataset))]
+    return f"{start}: {', '.join(numbers)}." if numbers else ""
 
 
 def _beaten(records: Records, dataset: str) -> str | None:
@@ -62,8 +60,8 @@ def _neurons(records: Records, dataset: str) -> str | None:
 
 
 def _left(group: Group) -> str:
-    all_ = [sum(layer.quaternions for layer in run.layers) for run in group.runs]
-    zero = [sum(layer.zero_quaternions for layer in run.layers) for run in group.runs]
+    all_ = [sum(layer.quaternions for layer in run.result.sparsity.layers) for run in group.runs]
+    zero = [sum(layer.zero_quaternions for layer in run.result.sparsity.layers) for run in group.runs]
     return f"{mean(all_) - mean(zero):,.0f} of {mean(all_):,.0f}"
 
 
@@ -77,11 +75,11 @@ def _quern(method: str, say: Callable[[Group], str]) -> Callable[[Records, str],
 
 
 def _quaternion(group: Group) -> str:
-    return _percent([run.quaternion for run in group.runs])
+    return _percent([run.quaternion_sparsity for run in group.runs])
 
 
 def _accuracy(group: Group) -> str:
-    return _percent([run.test_accuracy for run in group.runs])
+    return _percent([run.result.test_accuracy for run in group.runs])
 
 
 # What a section says, and the number of it for a data set.

@@ -4,12 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quern._files import printable
-from quern.report._tables import MATHEMATICS, SIGNS, WORDS
+from quern.report._tables import MATHEMATICS, SIGNS, WORDS, amount
 
 if TYPE_CHECKING:
     from markupsafe import Markup
-
-__all__ = ["render"]
 
 
 def render(template: str, **values: object) -> str:
@@ -25,7 +23,7 @@ def render(template: str, **values: object) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    room.filters["signs"] = _signs
+    room.filters |= {"amount": amount, "signs": _signs}
     room.filters["svg"] = Markup  # only what we drew
     return printable(room.get_template(template).render(**values, sign_of=SIGNS, words_of=WORDS))
 

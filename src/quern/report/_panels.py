@@ -8,7 +8,6 @@ from quern.report._tables import MATHEMATICS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["BLUE", "INK", "STYLES", "draw", "margins", "mathematics"]
 
 # The colours of Okabe and Ito, which all can tell apart, with grey for yellow; lines differ in dashes and marks, too.
 # On the page INK becomes the colour of the text around it, and BLUE a lighter one if the page is dark.
@@ -44,7 +43,7 @@ def margins(panel: Panel) -> tuple[float, float, float, float]:
 
 def mathematics(text: str) -> str:
     """R_Q and ℓ1 with their letters set low; all else as it is."""
-    return MATHEMATICS.sub(lambda found: f"{found[1]}$_{{\\mathrm{{{found[2]}}}}}$", text.replace("$", r"\$"))
+    return MATHEMATICS.sub(lambda match: f"{match[1]}$_{{\\mathrm{{{match[2]}}}}}$", text.replace("$", r"\$"))
 
 
 def draw(axes: "Axes", panel: Panel) -> dict[str, Any]:

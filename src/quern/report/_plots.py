@@ -9,8 +9,6 @@ from quern.report._load import Group, Records
 from quern.report._rows import OURS
 from quern.report._tables import mean
 
-__all__ = ["curves", "final_front", "layers", "moduli", "pareto", "tuning_front"]
-
 _SHOWN = {
     "component_sparsity": "Component sparsity",
     "quaternion_sparsity": "Quaternion sparsity",
@@ -36,7 +34,7 @@ def curves(records: Records, dataset: str, family: str, number: int) -> Figure |
         caption += f" Epochs: {', '.join(f'{METHODS[group.method]} {group.epochs}' for group in groups)}."
     if missing:
         caption += f" Not run yet: {', '.join(missing)}."
-    if not all(run.curves_by_modulus for group in groups for run in group.runs):
+    if not all(run.by_modulus for group in groups for run in group.runs):
         caption += (
             " Here a quaternion counts as zero when its four components do; in the tables, when its modulus does."
         )
@@ -48,7 +46,7 @@ def curves(records: Records, dataset: str, family: str, number: int) -> Figure |
 
 def _by_compaction(groups: Iterable[Group]) -> bool:
     """Whether dead neurons are what compaction removes, in all records."""
-    return all(run.dead_by_compaction for group in groups for run in group.runs)
+    return all(run.dead_by == "compaction" for group in groups for run in group.runs)
 
 
 def _line(group: Group, key: str) -> Line:
@@ -136,8 +134,13 @@ def final_front(records: Records, dataset: str) -> Figure | None:
 
 
 def _final(group: Group, counts: bool) -> Dots:
-    x = mean([max(1, run.nonzero_parameters) if counts else 100 * run.quaternion for run in group.runs])
-    point = (x, 100 * mean([run.test_accuracy for run in group.runs]))
+    x = mean(
+        [
+            max(1, run.result.sparsity.nonzero_parameters) if counts else 100 * run.quaternion_sparsity
+            for run in group.runs
+        ]
+    )
+    point = (x, 100 * mean([run.result.test_accuracy for run in group.runs]))
     return Dots(METHODS[group.method], group.method, (point,), source=OURS[group.family])
 
 
@@ -168,7 +171,7 @@ def _with_penalty(records: Records, dataset: str, family: str) -> list[Group]:
 
 def _bars(group: Group) -> tuple[Bar, ...]:
     bars = []
-    for same in zip(*(run.layers for run in group.runs), strict=False):
+    for same in zip(*(run.result.sparsity.layers for run in group.runs), strict=False):
         one = same[0]
         quaternions = mean([layer.quaternions - layer.zero_quaternions for layer in same])
         neurons = mean([layer.neurons - layer.dead_neurons for layer in same])

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 
 from quern.records import DATASETS, FAMILIES, METHODS, NEURONS, PAPER, TABLE1, TrialRow
+from quern.records.schema import visible
 from quern.report._load import Compressed, Group, Records
 from quern.report._tables import NONE, Cell, Table, counted, judged, marked, mean, measured, number, ratio, word
-
-__all__ = ["OURS", "claims", "compressed", "provenance", "sums", "table1", "table2", "tuned"]
 
 OURS = {"paper": "paper's way", "quern": "quern", "real": "real-valued"}
 SLOWEST = 1.10  # a step with R_Q or R_QL may take so many times that of one without
@@ -54,9 +53,9 @@ def _blank(count: int) -> tuple[Cell, ...]:
 
 def _row1(group: Group) -> tuple[Cell, ...]:
     shares = (
-        measured([run.test_accuracy for run in group.runs]),
-        measured([run.component for run in group.runs]),
-        measured([run.quaternion for run in group.runs]),
+        measured([run.result.test_accuracy for run in group.runs]),
+        measured([run.result.sparsity.component_sparsity for run in group.runs]),
+        measured([run.quaternion_sparsity for run in group.runs]),
     )
     printed = PAPER.get(group.dataset)
     beats = word("")
@@ -66,7 +65,7 @@ def _row1(group: Group) -> tuple[Cell, ...]:
         )
         shares = (accuracy, component, quaternion)
         beats = judged(word(""), accuracy.sign != "worse" and quaternion.sign != "worse")
-    cut = measured([run.cut_accuracy for run in group.runs])
+    cut = measured([run.small.test_accuracy for run in group.runs])
     return (*_who(group), *shares, cut, beats, *_runs(group))
 
 
@@ -80,8 +79,8 @@ def _runs(group: Group) -> tuple[Cell, ...]:
 
 def _real(group: Group) -> tuple[Cell, ...]:
     """The real-valued twin has no quaternions that could be zero."""
-    accuracy = measured([run.test_accuracy for run in group.runs])
-    cut = measured([run.cut_accuracy for run in group.runs])
+    accuracy = measured([run.result.test_accuracy for run in group.runs])
+    cut = measured([run.small.test_accuracy for run in group.runs])
     return (*_who(group), accuracy, NONE, NONE, cut, word(""), *_runs(group))
 
 
@@ -129,8 +128,8 @@ def claims(records: Records, dataset: str) -> Table | None:
             none = None
         rows.append(_claim(group, none, claimed and group.method == "gamma-bn"))
     if claimed:
-        said = ("under 17", "under 15,000", "5×", "", "about 3×", "", "", "none lost")
-        rows.insert(0, (word(METHODS["gamma-bn"]), word("the paper"), *map(word, said), *_blank(2)))
+        claimed_cells = ("under 17", "under 15,000", "5×", "", "about 3×", "", "", "none lost")
+        rows.insert(0, (word(METHODS["gamma-bn"]), word("the paper"), *map(word, claimed_cells), *_blank(2)))
     columns = ("method", "from", "neurons left, %", "parameters left", "file smaller", "memory, MB", "faster")
     columns += ("accuracy before, %", "accuracy small, %", "points against none", "runs", "epochs")
     note = (
@@ -161,9 +160,9 @@ def _claim(group: Group, none: Group | None, claimed: bool) -> tuple[Cell, ...]:
     faster = ratio(mean(times), 1.0) if times else NONE
     used = [(run.dense.memory, run.small.memory) for run in runs if run.dense.memory and run.small.memory]
     memory = word(" → ".join(f"{mean(side) / 1e6:.0f}" for side in zip(*used, strict=True))) if used else NONE
-    before = measured([run.test_accuracy for run in runs])
-    after = measured([run.cut_accuracy for run in runs])
-    points = _points(after, measured([run.test_accuracy for run in none.runs])) if none else NONE
+    before = measured([run.result.test_accuracy for run in runs])
+    after = measured([run.small.test_accuracy for run in runs])
+    points = _points(after, measured([run.result.test_accuracy for run in none.runs])) if none else NONE
     cells = (left, parameters, files, memory, faster, before, after, points)
     if claimed:
         cells = tuple(
@@ -261,13 +260,11 @@ def provenance(records: Records) -> Table | None:
 
 
 def _origin(group: Group) -> tuple[Cell, ...]:
-    facts = [dict(run.environment) for run in group.runs]
-
     def every(name: str) -> str:
-        values = dict.fromkeys(fact.get(name, "–") for fact in facts)
+        values = dict.fromkeys(str(run.environment.get(name, "–")) for run in group.runs)
         return ", ".join(_short(value) if name == "commit" else value for value in values)
 
-    strengths = dict.fromkeys("–" if run.strength is None else f"{run.strength:.4g}" for run in group.runs)
+    strengths = dict.fromkeys("–" if run.weight is None else f"{run.weight:.4g}" for run in group.runs)
     return (
         word(DATASETS[group.dataset]),
         word(group.family),
@@ -276,7 +273,7 @@ def _origin(group: Group) -> tuple[Cell, ...]:
         counted(group.epochs),
         word(", ".join(str(run.run.seed) for run in group.runs)),
         *(word(every(name)) for name in ("commit", "torch", "cpu")),
-        number(sum(run.seconds for run in group.runs) / 3600),
+        number(sum(run.result.seconds for run in group.runs) / 3600),
     )
 
 
@@ -286,8 +283,8 @@ def _short(commit: str) -> str:
 
 def sums(records: Records) -> Table | None:
     """The SHA-256 of the data the runs saw."""
-    seen = dict.fromkeys((g.dataset, *pair) for g in records.groups for run in g.runs for pair in run.sums)
+    seen = dict.fromkeys((g.dataset, *pair) for g in records.groups for run in g.runs for pair in run.sums.items())
     if not seen:
         return None
-    rows = tuple((word(DATASETS[dataset]), word(name), word(digest)) for dataset, name, digest in seen)
+    rows = tuple((word(DATASETS[dataset]), word(visible(name)), word(digest)) for dataset, name, digest in seen)
     return Table("data", "Data, SHA-256", ("data", "file", "SHA-256"), rows)

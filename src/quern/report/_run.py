@@ -11,17 +11,17 @@ from quern.records import (
     Compression,
     Epoch,
     Histories,
+    LayerSizes,
     Network,
     SampleRow,
     Samples,
+    Verdict,
     read_compression,
     schema,
 )
 from quern.records.schema import visible
 from quern.report._figures import OLDER_DEAD, Curves, Figure, Line
 from quern.report._tables import Cell, Table, amount, counted, number, ratio, word
-
-__all__ = ["RunPage", "read_run"]
 
 # What is compared, and with how many digits after the point.
 ROWS = (
@@ -43,34 +43,11 @@ KINDS = (
 
 
 @dataclass(frozen=True)
-class Limit:
-    """A limit of the budget, and what came of it."""
-
-    what: str
-    limit: str
-    value: str
-    met: bool
-
-
-@dataclass(frozen=True)
-class Layer:
-    name: str
-    kind: str
-    dense: int
-    small: int
-
-    @property
-    def share(self) -> float:
-        """Of its neurons, percent that are left."""
-        return 100 * self.small / self.dense if self.dense else 0.0
-
-
-@dataclass(frozen=True)
 class Answer:
     """What a network says of an image."""
 
     who: str
-    said: str
+    name: str
     confidence: str
     right: bool
 
@@ -99,8 +76,8 @@ class RunPage:
     table: Table
     lost: str
     classes: Table | None
-    limits: tuple[Limit, ...]
-    layers: tuple[Layer, ...]
+    limits: tuple[Verdict, ...]
+    layers: tuple[LayerSizes, ...]
     curves: Figure | None
     choice: str
     samples: tuple[Kind, ...]
@@ -120,10 +97,8 @@ def read_run(folder: Path) -> RunPage:
         table=_compared(dense, small, total),
         lost=_lost(answers),
         classes=_classes(answers) if answers else None,
-        limits=tuple(
-            Limit(a["what"], amount(a["limit"]), amount(a["value"]), a["met"]) for a in record.get("budget", ())
-        ),
-        layers=tuple(Layer(**layer) for layer in record["layers"]),
+        limits=tuple(record.get("budget", ())),
+        layers=tuple(record["layers"]),
         curves=_curves(record["history"], dense, record.get("dead_by")),
         choice="Up to six test images of each kind, evenly spaced in the order of the test images." if total else "",
         samples=_samples(folder / "samples.json", total),
@@ -237,14 +212,14 @@ def _curves(history: Histories, dense: Network, dead_by: str | None) -> Figure |
 def _samples(path: Path, total: Answers | None) -> tuple[Kind, ...]:
     if not path.exists():
         return ()
-    found = schema.read(path, Samples, "samples of quern compress", "go on with --resume to make it again")
+    samples = schema.read(path, Samples, "samples of quern compress", "go on with --resume to make it again")
     kinds = []
     for name, title in KINDS:
-        rows = [row for row in found["samples"] if _kind(row) == name]
+        rows = [row for row in samples["samples"] if _kind(row) == name]
         if total is not None:
             title += f": {amount(getattr(total, name))} of {amount(total.inputs)}"
         if rows:
-            kinds.append(Kind(title, tuple(_sample(row, found["classes"]) for row in rows)))
+            kinds.append(Kind(title, tuple(_sample(row, samples["classes"]) for row in rows)))
     return tuple(kinds)
 
 
@@ -260,8 +235,8 @@ def _sample(sample: SampleRow, classes: Sequence[str]) -> Sample:
 
     label = sample["label"]
     answers = tuple(
-        Answer(who, name(said), f"{100 * sure:.0f}\u00a0%", said == label)
-        for who, said, sure in (
+        Answer(who, name(answer), f"{100 * sure:.0f}\u00a0%", answer == label)
+        for who, answer, sure in (
             ("dense", sample["dense"], sample["dense_confidence"]),
             ("compacted", sample["small"], sample["small_confidence"]),
         )

@@ -9,22 +9,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-__all__ = [
-    "NONE",
-    "Cell",
-    "Table",
-    "amount",
-    "counted",
-    "judged",
-    "latex",
-    "marked",
-    "mean",
-    "measured",
-    "number",
-    "ratio",
-]
-__all__ += ["to_csv", "to_latex", "to_markdown", "word"]
-
 # How a number stands to the paper's: a sign to see, and words for those who hear the page.
 SIGNS = {"better": "▲", "equal": "=", "worse": "▼", "yes": "✓", "no": "✗"}
 WORDS = {"better": "above the paper", "equal": "equal to the paper", "worse": "below the paper"}
@@ -185,13 +169,13 @@ def latex(text: str) -> str:
 
     def plain(part: str) -> str:
         # The two signs before a command's option would be set as a dash.
-        return re.sub("-(?=-)", "-{}", _SIGNS_OF_LATEX.sub(lambda found: _LATEX[found[0]], part))
+        return re.sub("-(?=-)", "-{}", _SIGNS_OF_LATEX.sub(lambda match: _LATEX[match[0]], part))
 
     parts, end = [], 0
-    for found in MATHEMATICS.finditer(text):
-        letter = "R" if found[1] == "R" else r"\ell"
-        parts += [plain(text[end : found.start()]), f"${letter}_{{{found[2]}}}$"]
-        end = found.end()
+    for match in MATHEMATICS.finditer(text):
+        letter = "R" if match[1] == "R" else r"\ell"
+        parts += [plain(text[end : match.start()]), f"${letter}_{{{match[2]}}}$"]
+        end = match.end()
     return "".join([*parts, plain(text[end:])])
 
 

@@ -8,8 +8,9 @@ from quern.errors import Stopped
 from quern.records import Epoch, Phase, Result
 from quern.train._batches import Loaders, Source, augment, check_fits, derived_seed, evaluate, held_out, source
 from quern.train._files import NAMES
+from quern.train._fit import find_device, fit
+from quern.train._loop import check_compacts
 from quern.train._protocols import Grinding, Steer, Watcher
-from quern.train._run import check_compacts, find_device, fit
 from quern.train._settings import Settings
 
 __all__ = ["NAMES", "Epoch", "Grinding", "Loaders", "Phase", "Result", "Settings", "Source", "Steer"]

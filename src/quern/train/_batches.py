@@ -73,7 +73,8 @@ class Batch(NamedTuple):
 
 @runtime_checkable
 class Source(Protocol):
-    """Where a training gets its batches from. ``test()`` is None where there is nothing to test with."""
+    """Where a training gets its batches from. ``test()`` is None where there is nothing to test with;
+    ``image_format()`` is what the network's file says of the images."""
 
     steps: int
     example: Tensor
@@ -81,15 +82,15 @@ class Source(Protocol):
     def batches(self, epoch: int, first: int, teacher: nn.Module | None) -> Iterator[Batch]: ...
     def val(self) -> Iterator[tuple[Tensor, Tensor]]: ...
     def test(self) -> Iterator[tuple[Tensor, Tensor]] | None: ...
-    def about(self) -> dict[str, Any] | None: ...
+    def image_format(self) -> dict[str, Any] | None: ...
 
 
 def check_data(data: Any) -> None:
     """One sentence if this is nothing to train on."""
     if not isinstance(data, ImageSet | Loaders):
         remedy = f"load it by quern.data.load({data!r})" if isinstance(data, str) else "wrap them, Loaders(train, val)"
-        said = "the data must be a quern.data.ImageSet or quern.train.Loaders"
-        raise TrainingError(f"{said}, but is of type {type(data).__name__}: {remedy}.")
+        wanted = "a quern.data.ImageSet or quern.train.Loaders"
+        raise TrainingError(f"the data must be {wanted}, but is of type {type(data).__name__}: {remedy}.")
 
 
 @torch.no_grad()
@@ -99,8 +100,8 @@ def check_fits(model: nn.Module, data: ImageSet | Loaders, batches: Source) -> N
     try:
         scores = model.eval()(batches.example)
     except Exception as reason:  # whatever a network says to an input that is not its own
-        said = (str(reason).strip().splitlines() or [type(reason).__name__])[0].rstrip(".")
-        raise TrainingError(f"the network does not take inputs of shape {shape}: {said}.") from reason
+        wrong = (str(reason).strip().splitlines() or [type(reason).__name__])[0].rstrip(".")
+        raise TrainingError(f"the network does not take inputs of shape {shape}: {wrong}.") from reason
     finally:
         model.train(training)
     if not isinstance(scores, Tensor) or scores.dim() != 2 or len(scores) != len(batches.example):
@@ -187,7 +188,7 @@ class _FromImages:
         for pixels, labels in zip(*parts, strict=True):
             yield self.data.normalize(pixels.to(self.device)), labels.to(self.device, torch.long)
 
-    def about(self) -> dict[str, Any]:
+    def image_format(self) -> dict[str, Any]:
         return self.data.about()
 
 
@@ -212,10 +213,10 @@ class _FromLoaders:
 
     def batches(self, epoch: int, first: int, teacher: nn.Module | None) -> Iterator[Batch]:
         torch.manual_seed(derived_seed(self.seed, "order", epoch))
-        found = iter(self.data.train)
+        pairs = iter(self.data.train)
         for step in range(self.steps):
             torch.manual_seed(derived_seed(self.seed, "load", epoch, step))
-            pair = next(found, None)
+            pair = next(pairs, None)
             if pair is None:
                 raise TrainingError(f"the loader to train with ended after {step} of its {self.steps} batches.")
             if step < first:
@@ -242,7 +243,7 @@ class _FromLoaders:
             )
         return x.to(self.device), labels.long().to(self.device)
 
-    def about(self) -> None:
+    def image_format(self) -> None:
         return None
 
 

@@ -15,8 +15,6 @@ from quern.records.schema import to_plain
 from quern.train import checkpoint
 from quern.train._resume import State
 
-__all__ = ["NAMES", "Files"]
-
 # What is in the folder of a training, with what quern compress adds.
 NAMES = ("config.json", "history.jsonl", "last.safetensors", "best.safetensors", "model.safetensors", "result.json")
 NAMES += ("model.onnx",)
@@ -24,11 +22,11 @@ NAMES += ("model.onnx",)
 
 class Files:
     """What a training keeps in ``folder``: the checkpoints ``last``, with all that is needed to go on, and ``best``,
-    with the best weights; one line of ``history.jsonl`` an epoch; and ``about`` as ``config.json``, if there is any.
+    with the best weights; one line of ``history.jsonl`` an epoch; and ``config`` as ``config.json``, if there is any.
     Without a folder, or in a process that does not lead (``writes`` is False), nothing is written."""
 
-    def __init__(self, folder: Path | None, writes: bool, about: dict[str, Any] | None = None) -> None:
-        self.folder, self.writes, self.about = folder, writes and folder is not None, about
+    def __init__(self, folder: Path | None, writes: bool, config: dict[str, Any] | None = None) -> None:
+        self.folder, self.writes, self.config = folder, writes and folder is not None, config
 
     @property
     def begun(self) -> bool:
@@ -55,9 +53,9 @@ class Files:
                 raise TrainingError(f"another training is at {self.folder}: wait for it, or choose another folder.")
             with self.writing(""):
                 sweep(self.folder, NAMES)  # by a run that was killed while it saved
-            if self.about is not None and not resume:
+            if self.config is not None and not resume:
                 with self.writing("config.json") as path:
-                    write_text(path, json.dumps(self.about, indent=1))
+                    write_text(path, json.dumps(self.config, indent=1))
             yield
 
     def save(self, name: str, tensors: dict[str, Tensor], state: State) -> None:

@@ -10,8 +10,6 @@ from quern.optim import ProximalAdam, ProximalSGD
 from quern.records import Epoch, Phase
 from quern.train._settings import Settings
 
-__all__ = ["Grinding", "Steer", "Watcher"]
-
 
 @runtime_checkable
 class Watcher(Protocol):

@@ -14,9 +14,6 @@ from quern.records.schema import Between, Count, Positive, Seconds, Share, short
 from quern.records.text import in_epochs
 from quern.train._settings import Settings
 
-__all__ = ["State", "check_frozen", "check_network", "check_place", "moved", "optimizer_tensors"]
-__all__ += ["restore_optimizer"]
-
 
 @dataclass(frozen=True)
 class Best:

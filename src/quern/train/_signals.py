@@ -4,8 +4,6 @@ import signal
 import threading
 from typing import Any
 
-__all__ = ["Signals"]
-
 
 class Signals:
     """While entered, Ctrl-C and SIGTERM are noted in ``received``; a second Ctrl-C ends the program at once. Only the

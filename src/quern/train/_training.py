@@ -23,8 +23,6 @@ from quern.train._resume import (
 from quern.train._settings import Settings
 from quern.train.team import Team
 
-__all__ = ["Training"]
-
 
 class Training:
     """All that changes is in ``model``, ``optimizer``, ``frozen`` and ``state``; ``best`` are the tensors of the best

@@ -46,7 +46,7 @@ def load(path: Path, kind: type[T] | GenericAlias = dict[str, Any]) -> tuple[dic
     try:
         with opened(path, "a checkpoint") as (file, size):
             head = read_head(file, size, state, HEADER_BYTES)
-            return read_tensors(head, file)[0], head.about
+            return read_tensors(head, file)[0], head.own
     except FileNotFoundError:
         raise TrainingError(f"{path} is not there, so there is nothing to go on from.") from None
     except Wrong as reason:

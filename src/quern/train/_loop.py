@@ -4,14 +4,11 @@ import json
 import math
 import shlex
 import signal
-import sys
 import time
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,49 +16,24 @@ from torch import Tensor, nn
 
 from quern import io
 from quern._files import write_text
+from quern._size import size_of
+from quern.bench.memory import peak_bytes
 from quern.compact import plan
-from quern.data import ImageSet
 from quern.errors import CompactionError, Diverged, LastPathWarning, NoRuleError, Stopped, TrainingError
-from quern.graph import check_module
 from quern.optim import ProximalAdam, ProximalSGD
 from quern.records import Epoch, Phase, Result
 from quern.records.text import in_epochs
 from quern.sparsity import measure
-from quern.train._batches import (
-    Batch,
-    Loaders,
-    Source,
-    check_data,
-    check_fits,
-    check_labels,
-    derived_seed,
-    evaluate,
-    source,
-)
-from quern.train._files import Files
+from quern.train._batches import Batch, Source, check_labels, derived_seed, evaluate
 from quern.train._protocols import Grinding, Steer, Watcher
 from quern.train._resume import Best, State
-from quern.train._settings import Settings
 from quern.train._signals import Signals
 from quern.train._training import Training
-from quern.train.team import team
 
 MILESTONES = 20  # of a grinding that is steered, if it has the steps
 STEPS_BETWEEN = 5  # milestones, at least: one takes as long as some steps, and λ needs a few of them to act
 FINAL_PASSES = 5  # chances at its end to meet the goal, which a steering may move
 TEMPERATURE = 4.0
-
-
-def find_device(name: str) -> torch.device:
-    """The device of that name; one sentence if it is not here."""
-    try:
-        device = torch.device(name)
-        if device.type != "cuda" or not torch.cuda.is_available():
-            torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as reason:
-        wrong = str(reason).splitlines()[0].rstrip(".")
-        raise TrainingError(f"there is no device {name} here: {wrong}.") from reason
-    return device
 
 
 def check_compacts(model: nn.Module, example: Tensor) -> None:
@@ -75,54 +47,7 @@ def check_compacts(model: nn.Module, example: Tensor) -> None:
         ) from reason
 
 
-def fit(
-    model: nn.Module,
-    data: ImageSet | Loaders,
-    settings: Settings,
-    out: Path | str | None = None,
-    resume: bool = False,
-    watchers: Sequence[Watcher] = (),
-    *,
-    about: dict[str, Any] | None = None,
-    teacher: nn.Module | None = None,
-    steer: Steer | None = None,
-) -> Result:
-    """Train ``model`` on ``data`` and leave it with the weights of the best epoch, in eval mode.
-
-    The best epoch is the one of highest validation accuracy in the last phase; if that phase is grinding, where zeros
-    grow in number from epoch to epoch, it is the last one. The test images are looked at once, at the end, or with
-    ``settings.curves`` after every epoch; no weight, and no choice, depends on them.
-
-    With ``out`` the folder gets ``config.json``, if ``about`` says what ``quern train`` was asked for, and every epoch
-    ``last.safetensors`` (all that is needed to go on), ``best.safetensors`` (the best weights so far) and
-    ``history.jsonl``; at the end ``result.json`` and the network as ``model.safetensors``, for :func:`quern.io.load`.
-    ``resume`` goes on from there, or begins if no epoch was finished.
-    Under torchrun the processes share each batch, by DistributedDataParallel.
-
-    ``teacher`` gives the answers for ``settings.distill``; ``steer`` chooses λ in place of ``settings.ramp``.
-    """
-    check_module(model)
-    check_data(data)
-    if not isinstance(settings, Settings):
-        raise TrainingError(f"settings must be a quern.train.Settings, but is of type {type(settings).__name__}.")
-    device = find_device(settings.device)
-    with team(device) as crew:
-        if device.type == "cuda" and device.index is None:  # the one that the team chose for this process
-            device = torch.device("cuda", torch.cuda.current_device())
-        with torch.random.fork_rng(devices=[] if device.index is None else [device.index], device_type=device.type):
-            if steer is not None and (crew.size > 1 or settings.optimizer == "adam" or settings.penalty is None):
-                raise TrainingError("λ is steered in one process, with a penalty and a proximal optimizer.")
-            if (teacher is None) == bool(settings.distill):
-                raise TrainingError("distill needs a teacher, and a teacher a share to distill.")
-            teacher = None if teacher is None else teacher.to(device).eval()
-            batches = source(data, settings, crew, device)
-            check_fits(model.to(device), data, batches)
-            files = Files(None if out is None else Path(out), crew.leads, about)
-            training = Training(model, batches.example, batches.steps, settings, files, crew, steered=steer is not None)
-            return _Loop(training, batches, watchers if crew.leads else (), teacher, steer).run(resume)
-
-
-class _Loop:
+class Loop:
     """The steps and epochs of a training."""
 
     def __init__(
@@ -250,7 +175,7 @@ class _Loop:
             quaternion_sparsity=sparsity.quaternion_sparsity,
             neuron_sparsity=sparsity.neuron_sparsity,
             neurons_left=sparsity.neurons_left,
-            parameters=sum(p.numel() for p in self.model.parameters()),
+            parameters=size_of(self.model).parameters,
             seconds=before + time.perf_counter() - started,
             images_per_second=state.images / state.seconds,
             peak_memory_mb=_peak_memory_mb(self.device),
@@ -272,7 +197,7 @@ class _Loop:
         tests = self.source.test()
         accuracy = None if tests is None else evaluate(self.model, tests, self.crew)[1]
         try:
-            neurons = plan(self.model, self.source.example, self.settings.tol).neurons[1]
+            neurons = plan(self.model, self.source.example, self.settings.tol).after.neurons
         except CompactionError:  # a network that cannot be made smaller can still be trained
             neurons = None
         return replace(line, test_accuracy=accuracy, compacted_neurons=neurons)
@@ -362,7 +287,7 @@ class _Loop:
         )
         if self.files.writes:
             with self.files.writing("model.safetensors") as path:
-                io.save(self.model, path, metrics=result.accuracies(), images=self.source.about())
+                io.save(self.model, path, metrics=result.accuracies(), images=self.source.image_format())
             self.files.write_history(history)  # killed right after the last checkpoint, it may lack a line
             with self.files.writing("result.json") as path:
                 write_text(path, json.dumps(result.to_dict(), indent=1))
@@ -380,7 +305,7 @@ class _Loop:
     def _how_to_go_on(self) -> str:
         if self.files.folder is None:
             return f"{self._place()}; nothing was saved, because no folder was given."
-        if self.files.about is None:
+        if self.files.config is None:
             return f"{self._place()}; go on with resume=True."
         launch = "quern" if self.crew.size == 1 else f"torchrun ... (with {self.crew.size} processes) -m quern"
         return f"{self._place()}; go on with: {launch} train --resume --out {shlex.quote(str(self.files.folder))}"
@@ -398,8 +323,6 @@ def _peak_memory_mb(device: torch.device) -> float | None:
     if device.type == "cuda":
         return round(torch.cuda.max_memory_allocated(device) / 2**20, 1)
     try:
-        import resource
+        return round(peak_bytes() / 2**20, 1)
     except ImportError:  # Windows
         return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # Linux counts it in KiB, macOS in bytes
-    return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)
