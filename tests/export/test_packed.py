@@ -1,6 +1,8 @@
 """Packed networks: what the C runtime computes is what torch computes, for every layer, geometry and build of it."""
 
+import copy
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,19 +27,21 @@ RNG = st.randoms(use_true_random=False)
 pytestmark = pytest.mark.skipif(not runtime.is_built(), reason="the C runtime was not built: no compiler")
 
 
-def packed(model: nn.Module, inputs: tuple[Tensor, ...]) -> runtime.PackedNetwork:
-    return runtime.PackedNetwork(pack(Program(model.eval(), inputs, None), "float32")[0])
+def packed(model: nn.Module, inputs: tuple[Tensor, ...], dtype: Any = "float32") -> runtime.PackedNetwork:
+    return runtime.PackedNetwork(pack(Program(model.eval(), inputs, None), dtype)[0])
+
+
+def results(network: runtime.PackedNetwork, inputs: tuple[Tensor, ...], arena: int) -> list[np.ndarray]:
+    """What a network gives with so much memory."""
+    given = [np.ascontiguousarray(t.numpy(), kind.dtype) for t, kind in zip(inputs, network.inputs, strict=True)]
+    outputs = [np.full((len(inputs[0]), *t.shape), -1, t.dtype) for t in network.outputs]
+    network.run_into(given, outputs, arena)
+    return outputs
 
 
 def gap(network: runtime.PackedNetwork, inputs: tuple[Tensor, ...], wanted: list[Tensor], arena: int) -> float:
     """The largest difference of what the network gives with so much memory, relative to the largest number."""
-    outputs = [np.full((len(inputs[0]), *t.shape), np.nan, t.dtype) for t in network.outputs]
-    network.run_into(
-        [np.ascontiguousarray(t.numpy(), kind.dtype) for t, kind in zip(inputs, network.inputs, strict=True)],
-        outputs,
-        arena,
-    )
-    return networks.difference(wanted, [torch.from_numpy(y) for y in outputs])
+    return networks.difference(wanted, [torch.from_numpy(y) for y in results(network, inputs, arena)])
 
 
 def check(model: nn.Module, *inputs: Tensor, tolerance: float = 1e-5) -> runtime.PackedNetwork:
@@ -139,6 +143,58 @@ def test_convolutions_of_every_geometry(made: Any, share: float, constant: bool,
         if constant and isinstance(layer, (qnn.QConv1d, qnn.QConv2d)) and layer.padding_mode == "zeros":
             layer.constant = nn.Parameter(torch.randn(4, layer.weight.shape[1], 1, *layer.kernel_size))
     check(nn.Sequential(layer, nn.Tanh()), torch.randn(shape))
+
+
+def builds(network: runtime.PackedNetwork) -> list[runtime.PackedNetwork]:
+    """The same network in each build of the runtime that this processor runs."""
+    found = []
+    paths = [runtime.library_path(name) for name in runtime.BUILDS]
+    assert paths[0] is not None
+    level = runtime.open_library(paths[0]).quern_cpu_level()
+    for path in paths[: level + 1]:
+        if path is not None:
+            one = copy.copy(network)
+            one._library = runtime.open_library(path)
+            one.arena, one.least_arena = (one._library.qrn_arena(one._blob, fast) for fast in (1, 0))
+            one._own = threading.local()
+            found.append(one)
+    return found
+
+
+@settings(max_examples=100)
+@given(made=geometries(), share=st.sampled_from([0.0, 0.0, 0.4, 0.9]), constant=st.booleans(), seed=st.integers(0, 999))
+def test_int8_is_the_same_to_the_bit_and_close(made: Any, share: float, constant: bool, seed: int) -> None:
+    """Products, sums and scales are whole numbers, so memory, vectors and the order of sums change nothing."""
+    build, shape = made
+    torch.manual_seed(seed)
+    layer = build()
+    with torch.no_grad():
+        layer.weight *= (torch.rand(layer.weight.shape[1:]) >= share).float()
+        if constant and isinstance(layer, (qnn.QConv1d, qnn.QConv2d)) and layer.padding_mode == "zeros":
+            layer.constant = nn.Parameter(torch.randn(4, layer.weight.shape[1], 1, *layer.kernel_size))
+    out = layer.out_channels
+    last = qnn.QLinear(out, 8) if out % 4 == 0 and seed % 2 else nn.Linear(out, 8)
+    pool = nn.AdaptiveMaxPool1d(1) if len(shape) == 3 else nn.AdaptiveMaxPool2d(1)
+    model = nn.Sequential(layer, [nn.ReLU(), nn.SiLU(), nn.Identity()][seed % 3], pool, nn.Flatten(), last).eval()
+    x = torch.randn(16, *shape[1:])
+    network = packed(model, (x,), "int8")
+    with torch.no_grad():
+        wanted = model(x)
+    everywhere = [results(one, (x,), arena) for one in builds(network) for arena in (one.arena, one.least_arena)]
+    for found in everywhere:
+        np.testing.assert_array_equal(found[0], everywhere[0][0])
+    assert networks.difference([wanted], [torch.from_numpy(everywhere[0][0])]) < 0.08
+
+
+def test_builds_agree() -> None:
+    torch.manual_seed(0)
+    for share in (0.0, 0.9):
+        model, x = sparse(models.mnist_qcnn(), share).eval(), torch.randn(2, 1, 28, 28)
+        with torch.no_grad():
+            wanted = model(x)
+        for one in builds(packed(model, (x,))):
+            assert gap(one, (x,), [wanted], one.arena) < 1e-5
+            assert gap(one, (x,), [wanted], one.least_arena) < 1e-5
 
 
 @settings(max_examples=60)
@@ -295,6 +351,23 @@ def test_what_cannot_be_packed_is_refused_by_name(wiring: Any, said: str, tmp_pa
         export.to_packed(Mixing(wiring), tmp_path / "net.qrn", torch.randn(2, 4))
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["digits_qcnn", "qresnet20", "resnet20"])
+def test_networks_in_int8(name: str, tmp_path: Path) -> None:
+    """Residual sums, means and tables in 8 bits, from raw pixels."""
+    torch.manual_seed(0)
+    model = networks.random_values(models.BUILDERS[name]()).float().eval()
+    shape = _SHAPES[name if name in _SHAPES else name.split("_")[0]]
+    raw = torch.randint(0, 256, (32, *shape), dtype=torch.uint8)
+    pixels = Pixels((0.5,) * shape[0], (0.25,) * shape[0])
+    single, small = (
+        export.to_packed(model, tmp_path / f"{dtype}.qrn", raw, dtype=dtype, pixels=pixels)
+        for dtype in ("float32", "int8")
+    )
+    assert small.difference < 0.1
+    assert small.bytes < 0.4 * single.bytes
+    assert small.least_arena < 0.6 * single.least_arena
 
 
 def test_other_types_are_refused(tmp_path: Path) -> None:

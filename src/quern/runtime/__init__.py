@@ -53,11 +53,14 @@ def _library() -> Any:
     path = library_path()
     if path is None:
         raise NoRuntimeError
+    level = open_library(path).quern_cpu_level()
+    return open_library(next(p for p in map(library_path, BUILDS[level::-1]) if p is not None))
+
+
+@cache
+def open_library(path: Path) -> Any:
+    """A library of the runtime, with the types of its functions."""
     library = ctypes.CDLL(str(path))
-    for faster in map(library_path, BUILDS[library.quern_cpu_level() : 0 : -1]):
-        if faster is not None:
-            library = ctypes.CDLL(str(faster))
-            break
     size, pointer = ctypes.c_size_t, ctypes.c_void_p
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "qrn_check": (ctypes.c_char_p, [pointer, size]),

@@ -44,6 +44,11 @@ typedef float vf;
 typedef int32_t vi;
 #endif
 typedef float v4 __attribute__((vector_size(16))); /* one quaternion */
+#if LANES > 1
+typedef int8_t bytes_of_lanes __attribute__((vector_size(LANES)));     /* a byte for each lane */
+typedef int8_t bytes_of_pairs __attribute__((vector_size(2 * LANES))); /* two */
+typedef int16_t pairs_of_lanes __attribute__((vector_size(4 * LANES)));
+#endif
 
 INLINE vf load(const float *p) {
     vf v;
@@ -93,6 +98,13 @@ INLINE vf maximum(vf a, vf b) {
 #endif
 }
 
+#if LANES > 1
+INLINE vi larger_i(vi a, vi b) {
+    vi first = a > b;
+    return (first & a) | (~first & b);
+}
+#endif
+
 INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vi splat_i(int32_t x) { return x - (vi){0}; }
 
@@ -113,6 +125,19 @@ INLINE vi dot_pairs(vi a, vi b) {
     return ((vi)((vu)a << 16) >> 16) * ((vi)((vu)b << 16) >> 16) + (a >> 16) * (b >> 16);
 #endif
 }
+
+#if LANES > 1
+INLINE vi widened(const int8_t *p) { /* bytes to lanes */
+    bytes_of_lanes bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    return __builtin_convertvector(bytes, vi);
+}
+INLINE vi widened_pairs(const int8_t *p) { /* bytes to int16 */
+    bytes_of_pairs bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    return (vi)__builtin_convertvector(bytes, pairs_of_lanes);
+}
+#endif
 
 INLINE int32_t pair(int32_t low, int32_t high) {
     return (int32_t)(((uint32_t)low & 0xffffu) | ((uint32_t)high << 16));
@@ -322,24 +347,42 @@ static const float *floats_of(const weights *w, size_t o, float *scratch) {
     return scratch;
 }
 
-/* For each component of the result one pair for (r, i) of the input and one for (j, k): the left product by w. */
+/* The pairs of an int8 product. For each component of a quaternion result there is one for (r, i) of the input and one for
+ * (j, k): w (x) x is the left product. */
+static void quaternion_pairs(const int8_t *q, int32_t *p) {
+#if LANES == 8
+    static const pairs_of_lanes SIGNS = {1, -1, -1, -1, 1, 1, -1, 1, 1, 1, 1, -1, 1, -1, 1, 1};
+    int64_t four;
+    typedef int8_t b4 __attribute__((vector_size(4)));
+    typedef int16_t s4 __attribute__((vector_size(8)));
+    typedef int64_t l4 __attribute__((vector_size(32)));
+    b4 bytes;
+    s4 shorts;
+    pairs_of_lanes all;
+    memcpy(&bytes, q, sizeof bytes);
+    shorts = __builtin_convertvector(bytes, s4);
+    memcpy(&four, &shorts, sizeof four);
+    all = (pairs_of_lanes)(four - (l4){0});
+    all = SHUFFLE(pairs_of_lanes, all, all, 0, 1, 2, 3, 1, 0, 3, 2, 10, 11, 8, 9, 11, 10, 9, 8) * SIGNS;
+    memcpy(p, &all, sizeof all);
+#else
+    p[0] = pair(q[0], -q[1]);
+    p[1] = pair(-q[2], -q[3]);
+    p[2] = pair(q[1], q[0]);
+    p[3] = pair(-q[3], q[2]);
+    p[4] = pair(q[2], q[3]);
+    p[5] = pair(q[0], -q[1]);
+    p[6] = pair(q[3], -q[2]);
+    p[7] = pair(q[1], q[0]);
+#endif
+}
+
 static const int32_t *pairs_of(const weights *w, size_t o, int32_t *scratch) {
     size_t count = unit_count(w, o), n;
     const int8_t *q = (const int8_t *)w->values + first_unit(w, o) * stored_width(w);
-    int32_t *p = scratch;
-    if (w->components == 1) {
-        for (n = 0; n < count; n++) scratch[n] = pair(q[2 * n], q[2 * n + 1]);
-        return scratch;
-    }
-    for (n = 0; n < count; n++, q += 4, p += 8) {
-        p[0] = pair(q[0], -q[1]);
-        p[1] = pair(-q[2], -q[3]);
-        p[2] = pair(q[1], q[0]);
-        p[3] = pair(-q[3], q[2]);
-        p[4] = pair(q[2], q[3]);
-        p[5] = pair(q[0], -q[1]);
-        p[6] = pair(q[3], -q[2]);
-        p[7] = pair(q[1], q[0]);
+    for (n = 0; n < count; n++) {
+        if (w->components == 4) quaternion_pairs(q + 4 * n, scratch + 8 * n);
+        else scratch[n] = pair(q[2 * n], q[2 * n + 1]);
     }
     return scratch;
 }
@@ -374,6 +417,9 @@ typedef struct {
     size_t planes_at, padded_at, places_at, stored_at, kernel_at, ones_at, units_at, sums_at, block_at, scratch;
 } convolution;
 
+/* Sums of eight products in int8 fit 32 bits up to so many taps. */
+enum { MAX_WHOLE_I8 = 4096 };
+
 static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast) {
     convolution c;
     size_t phase[2], axis, flat, rows, taps, used = 0, stored, dense, products;
@@ -404,7 +450,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast) {
     c.plane = c.stride[0] * c.stride[1] * phase[0] * phase[1];
     taps = c.w.taps;
     if (pairs) {
-        c.sets = c.w.components == 4 ? 2 : 1;
+        c.sets = c.w.components == 4 && c.parts > 3 ? 2 : 1;
         c.units = c.w.components == 4 ? c.channels : c.groups * ((c.channels / c.groups + 1) / 2);
     } else {
         c.sets = c.w.components == 1 || c.parts == 1 ? 1 : c.parts == 14 ? 3 : 4;
@@ -417,12 +463,16 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast) {
     c.row = c.by_rows ? (c.out[1] + LANES - 1) / LANES * LANES : c.pitch;
     stored = first_unit(&c.w, c.w.outputs);
     /* Half of the products for all of the places: worth it from somewhat more than half of them on. */
-    c.whole = fast && LANES > 1 && !pairs && c.vectors > 1 && c.w.outputs / c.groups > 1 &&
+    c.whole = fast && LANES > 1 && c.vectors > 1 && c.w.outputs / c.groups > 1 &&
               (c.w.components == 1 ? 10 * stored > 4 * c.w.outputs * taps
-                                   : c.sets == 4 && c.parts == 15 && 20 * stored > 11 * c.w.outputs * taps);
+                                   : c.parts == 15 && 20 * stored > 11 * c.w.outputs * taps && (!pairs || taps <= MAX_WHOLE_I8));
+    if (c.whole && pairs && c.w.components == 4) { /* two channels to a pair, not two components */
+        c.units = c.groups * ((c.channels / c.groups + 1) / 2);
+        taps = c.units / c.groups * c.area;
+    }
     if (c.whole && c.w.components == 4) c.sets = 8;
     dense = (c.out[0] * c.out[1] + LANES - 1) / LANES;
-    products = c.whole ? (c.w.components == 4 ? 8 : 1) * c.w.outputs * taps : stored * c.w.components * c.w.components;
+    products = c.whole ? (c.w.components == 4 ? 8u : 1u) * c.w.outputs * taps : stored * c.w.components * c.w.components;
     c.gathered = fast && LANES > 1 && products * (c.vectors - smaller(dense, c.vectors)) > 6 * c.sets * c.units * c.area * dense;
     c.padded = c.plane;
     c.padded_pitch = c.pitch;
@@ -439,7 +489,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast) {
     c.ones_at = constant ? reserve(&used, 4 * (c.plane + LANES)) : 0;
     c.kernel_at = reserve(&used, 4 * c.area);
     c.places_at = reserve(&used, 4 * taps);
-    c.stored_at = reserve(&used, c.w.starts && !c.whole ? 4 * taps : 0);
+    c.stored_at = reserve(&used, c.w.starts && !c.whole ? 4 * c.w.taps : 0);
     c.units_at = reserve(&used, working_bytes(&c.w));
     c.sums_at = reserve(&used, 4 * (c.w.components * c.vectors * LANES * (c.whole ? BLOCK : 1) + 3 * LANES));
     c.block_at = c.whole ? reserve(&used, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
@@ -492,7 +542,14 @@ static void pad_pairs(const convolution *c, const int8_t *low, const int8_t *hig
     for (y = 0; y < c->used[0]; y++) {
         size_t row = c->padding[0] + y * c->stuffing[0], n = y * c->size[1];
         int32_t *to = plane + row * c->padded_pitch + c->padding[1];
-        for (k = 0; k < c->used[1]; k++, n++) {
+        k = 0;
+#if LANES > 1
+        for (; plain(c) && k + LANES <= c->used[1]; k += LANES, n += LANES) {
+            vi first = low ? widened(low + n) - zero : (vi){0}, second = high ? widened(high + n) - zero : (vi){0};
+            store_i(to + k, (first & 0xffff) | (second << 16));
+        }
+#endif
+        for (; k < c->used[1]; k++, n++) {
             int32_t value = pair(low ? low[n] - zero : 0, high ? high[n] - zero : 0);
             if (plain(c)) {
                 to[k] = value;
@@ -534,10 +591,9 @@ static void prepare_floats(const convolution *c, const float *x, float *planes, 
         }
     }
     if (c->sets == 8) {
-        for (n = 0; n + LANES <= count + LANES - 1; n += LANES) { /* the last vector may end in what is overwritten below */
-            const float *p = first + smaller(n, count - smaller(count, LANES));
-            size_t k = (size_t)(p - first);
-            vf r = load(p), i = load(p + count), j = load(p + 2 * count), q = load(p + 3 * count);
+        for (n = 0; n < count; n += LANES) { /* the last vector may overlap the one before */
+            size_t k = smaller(n, count - LANES);
+            vf r = load(first + k), i = load(first + count + k), j = load(first + 2 * count + k), q = load(first + 3 * count + k);
             vf s = r + i, d = r - i, t = j + q, e = j - q;
             store(planes + k, s + t);
             store(planes + count + k, d + e);
@@ -554,8 +610,43 @@ static void prepare_pair(const convolution *c, const int8_t *low, const int8_t *
     if (c->gathered) gather_taps(c, padded, plane);
 }
 
+#if LANES > 1
+/* Sums and differences of the four components, of which the planes follow them, `count` words each. */
+static void transform_pairs(int32_t *planes, size_t count) {
+    const int32_t *x = planes + 4 * count;
+    size_t n;
+    for (n = 0; n < count; n += LANES) {
+        size_t at = smaller(n, count - LANES);
+        pairs_of_lanes r = (pairs_of_lanes)load_i(x + at), i = (pairs_of_lanes)load_i(x + count + at);
+        pairs_of_lanes j = (pairs_of_lanes)load_i(x + 2 * count + at), k = (pairs_of_lanes)load_i(x + 3 * count + at);
+        pairs_of_lanes s = r + i, d = r - i, t = j + k, e = j - k;
+        store_i(planes + at, (vi)(s + t));
+        store_i(planes + count + at, (vi)(d + e));
+        store_i(planes + 2 * count + at, (vi)(s - t));
+        store_i(planes + 3 * count + at, (vi)(d - e));
+    }
+}
+#endif
+
 static void prepare_pairs(const convolution *c, const int8_t *x, int32_t zero, int32_t *planes, int32_t *padded) {
     size_t size = c->size[0] * c->size[1], n, g, set;
+#if LANES > 1
+    if (c->sets == 8) {
+        size_t per_group = c->channels / c->groups;
+        int32_t *to = planes + 4 * c->units * c->plane;
+        for (set = 0; set < 4; set++) {
+            for (g = 0; g < c->groups; g++) {
+                for (n = 0; n < per_group; n += 2, to += c->plane) {
+                    const int8_t *low = x + ((set * c->groups + g) * per_group + n) * size;
+                    prepare_pair(c, low, n + 1 < per_group ? low + size : NULL, zero, to, padded);
+                }
+            }
+        }
+        transform_pairs(planes, c->units * c->plane);
+        memset(to, 0, 4 * LANES);
+        return;
+    }
+#endif
     if (c->w.components == 1) {
         size_t per_group = c->channels / c->groups;
         for (g = 0; g < c->groups; g++) {
@@ -570,7 +661,7 @@ static void prepare_pairs(const convolution *c, const int8_t *x, int32_t zero, i
             part[n] = c->parts >> n & 1 ? x : NULL;
             if (part[n]) x += c->channels * size;
         }
-        for (set = 0; set < 2; set++) {
+        for (set = 0; set < c->sets; set++) {
             for (n = 0; n < c->channels; n++, planes += c->plane) {
                 const int8_t *low = part[2 * set], *high = part[2 * set + 1];
                 prepare_pair(c, low ? low + n * size : NULL, high ? high + n * size : NULL, zero, planes, padded);
@@ -711,17 +802,20 @@ KERNEL void real_output(const convolution *c, const float *x, const int32_t *pla
 
 /* The same two in int8: sums of products of int16 pairs. */
 INLINE void quaternion_tile_i8(const int32_t *x, size_t set, const int32_t *place, const int32_t *w, size_t count,
-                               const int32_t *bias, const size_t *start, int vectors, int32_t *y, size_t stride) {
+                               const int32_t *bias, const size_t *start, int sets, int vectors, int32_t *y, size_t stride) {
     vi r = splat_i(bias[0]), i = splat_i(bias[1]), j = splat_i(bias[2]), k = splat_i(bias[3]), r2 = r, i2 = i, j2 = j, k2 = k;
     size_t s;
     for (s = 0; s < count; s++, w += 8) {
         const int32_t *p = x + place[s] + start[0], *q = x + place[s] + start[1];
-        vi ri = load_i(p), jk = load_i(p + set), ri2 = ri, jk2 = jk, a, b;
-        if (vectors == 2) ri2 = load_i(q), jk2 = load_i(q + set);
+        vi ri = load_i(p), jk = ri, ri2 = ri, jk2 = ri, a, b;
+        if (sets == 2) jk = load_i(p + set);
+        if (vectors == 2) ri2 = load_i(q), jk2 = sets == 2 ? load_i(q + set) : ri;
 #define MULTIPLY(n, sum, sum2)                                          \
     a = splat_i(w[2 * (n)]), b = splat_i(w[2 * (n) + 1]);               \
-    sum += dot_pairs(ri, a) + dot_pairs(jk, b);                         \
-    if (vectors == 2) sum2 += dot_pairs(ri2, a) + dot_pairs(jk2, b)
+    sum += dot_pairs(ri, a);                                            \
+    if (sets == 2) sum += dot_pairs(jk, b);                             \
+    if (vectors == 2) sum2 += dot_pairs(ri2, a);                        \
+    if (vectors == 2 && sets == 2) sum2 += dot_pairs(jk2, b)
         MULTIPLY(0, r, r2);
         MULTIPLY(1, i, i2);
         MULTIPLY(2, j, j2);
@@ -748,36 +842,32 @@ INLINE void real_tile_i8(const int32_t *x, const int32_t *place, const int32_t *
     if (vectors == 2) store_i(y + LANES, b);
 }
 
-#define I8_KERNELS(vectors)                                                                                                \
-    KERNEL void quaternion_i8_##vectors(const int32_t *x, size_t set, const int32_t *place, const int32_t *w, size_t count, \
-                                        const int32_t *bias, const size_t *start, int32_t *y, size_t stride) {             \
-        quaternion_tile_i8(x, set, place, w, count, bias, start, vectors, y, stride);                                      \
-    }                                                                                                                      \
-    KERNEL void real_i8_##vectors(const int32_t *x, size_t set, const int32_t *place, const int32_t *w, size_t count,      \
-                                  const int32_t *bias, const size_t *start, int32_t *y, size_t stride) {                   \
+#define I8_KERNEL(name, call)                                                                                              \
+    KERNEL void name(const int32_t *x, size_t set, const int32_t *place, const int32_t *w, size_t count,                   \
+                     const int32_t *bias, const size_t *start, int32_t *y, size_t stride) {                                \
         (void)set, (void)stride;                                                                                           \
-        real_tile_i8(x, place, w, count, bias[0], start, vectors, y);                                                      \
+        call;                                                                                                              \
     }
-I8_KERNELS(1)
-I8_KERNELS(2)
-#undef I8_KERNELS
-typedef void i8_kernel(const int32_t *, size_t, const int32_t *, const int32_t *, size_t, const int32_t *, const size_t *,
-                       int32_t *, size_t);
+I8_KERNEL(quaternion_i8_1_1, quaternion_tile_i8(x, set, place, w, count, bias, start, 1, 1, y, stride))
+I8_KERNEL(quaternion_i8_1_2, quaternion_tile_i8(x, set, place, w, count, bias, start, 1, 2, y, stride))
+I8_KERNEL(quaternion_i8_2_1, quaternion_tile_i8(x, set, place, w, count, bias, start, 2, 1, y, stride))
+I8_KERNEL(quaternion_i8_2_2, quaternion_tile_i8(x, set, place, w, count, bias, start, 2, 2, y, stride))
+I8_KERNEL(real_i8_1, real_tile_i8(x, place, w, count, bias[0], start, 1, y))
+I8_KERNEL(real_i8_2, real_tile_i8(x, place, w, count, bias[0], start, 2, y))
+#undef I8_KERNEL
 
 static void output_i8(const convolution *c, const int32_t *x, const int32_t *place, const int32_t *w, size_t count,
                       const int32_t *bias, int32_t *y) {
-    i8_kernel *one = c->w.components == 4 ? quaternion_i8_1 : real_i8_1;
-    i8_kernel *two = c->w.components == 4 ? quaternion_i8_2 : real_i8_2;
-    size_t set = c->units * c->plane, stride = c->vectors * LANES, v, start[2];
+    static void (*const kernels[3][2])(const int32_t *, size_t, const int32_t *, const int32_t *, size_t, const int32_t *,
+                                       const size_t *, int32_t *, size_t) = {
+        {real_i8_1, real_i8_2}, {quaternion_i8_1_1, quaternion_i8_1_2}, {quaternion_i8_2_1, quaternion_i8_2_2}};
+    size_t set = c->units * c->plane, stride = c->vectors * LANES, v, n, vectors, start[2];
     walk at = walk_of(c);
-    for (v = 0; v + 2 <= c->vectors; v += 2) {
-        start[0] = next_vector(c, &at);
-        start[1] = next_vector(c, &at);
-        two(x, set, place, w, count, bias, start, y + v * LANES, stride);
-    }
-    if (v < c->vectors) {
-        start[0] = start[1] = next_vector(c, &at);
-        one(x, set, place, w, count, bias, start, y + v * LANES, stride);
+    start[1] = 0;
+    for (v = 0; v < c->vectors; v += vectors) {
+        vectors = smaller(2, c->vectors - v);
+        for (n = 0; n < vectors; n++) start[n] = next_vector(c, &at);
+        kernels[c->w.components == 1 ? 0 : c->sets][vectors - 1](x, set, place, w, count, bias, start, y + v * LANES, stride);
     }
 }
 
@@ -810,84 +900,84 @@ static void add_constant_i8(const convolution *c, const float *ones, const int32
 
 #if LANES > 1
 
-/* `outputs` real sums at `vectors` vectors of positions: each number that is loaded is used several times. */
-INLINE void block_tile(const float *x, const int32_t *place, size_t count, const float *w, int outputs, const size_t *start,
-                       int vectors, float *y, size_t stride) {
-    vf a0 = {0}, a1 = {0}, a2 = {0}, b0 = {0}, b1 = {0}, b2 = {0}, c0 = {0}, c1 = {0}, c2 = {0}, d0 = {0}, d1 = {0}, d2 = {0};
-    vf e0 = {0}, e1 = {0}, e2 = {0}, f0 = {0}, f1 = {0}, f2 = {0}, g0 = {0}, g1 = {0}, g2 = {0}, h0 = {0}, h1 = {0}, h2 = {0};
-    size_t s;
-    for (s = 0; s < count; s++, w += outputs) {
-        const float *p = x + place[s];
-        vf x0 = load(p + start[0]), x1 = x0, x2 = x0, ws;
-        if (vectors > 1) x1 = load(p + start[1]);
-        if (vectors > 2) x2 = load(p + start[2]);
-#define MULTIPLY(o, s0, s1, s2)              \
-    if (outputs > (o)) {                     \
-        ws = splat(w[o]);                    \
-        s0 += ws * x0;                       \
-        if (vectors > 1) s1 += ws * x1;      \
-        if (vectors > 2) s2 += ws * x2;      \
+/* `outputs` real sums at `vectors` vectors of positions: each number that is loaded is used several times. The same for
+ * floats and, with products of pairs, for int8. */
+#define BLOCK_TILE(name, number, vector, fetch, put, all, times)                                                              \
+    INLINE void name(const number *x, const int32_t *place, size_t count, const number *w, int outputs, const size_t *start,  \
+                     int vectors, number *y, size_t stride) {                                                                 \
+        vector a0 = {0}, a1 = a0, a2 = a0, b0 = a0, b1 = a0, b2 = a0, c0 = a0, c1 = a0, c2 = a0, d0 = a0, d1 = a0, d2 = a0;   \
+        vector e0 = a0, e1 = a0, e2 = a0, f0 = a0, f1 = a0, f2 = a0, g0 = a0, g1 = a0, g2 = a0, h0 = a0, h1 = a0, h2 = a0;    \
+        size_t s;                                                                                                             \
+        for (s = 0; s < count; s++, w += outputs) {                                                                           \
+            const number *p = x + place[s];                                                                                   \
+            vector x0 = fetch(p + start[0]), x1 = x0, x2 = x0, ws;                                                            \
+            if (vectors > 1) x1 = fetch(p + start[1]);                                                                        \
+            if (vectors > 2) x2 = fetch(p + start[2]);                                                                        \
+            EACH_OUTPUT(MULTIPLY, all, times)                                                                                 \
+        }                                                                                                                     \
+        EACH_OUTPUT(STORE, put, )                                                                                             \
     }
-        MULTIPLY(0, a0, a1, a2)
-        MULTIPLY(1, b0, b1, b2)
-        MULTIPLY(2, c0, c1, c2)
-        MULTIPLY(3, d0, d1, d2)
-        MULTIPLY(4, e0, e1, e2)
-        MULTIPLY(5, f0, f1, f2)
-        MULTIPLY(6, g0, g1, g2)
-        MULTIPLY(7, h0, h1, h2)
-#undef MULTIPLY
+#define EACH_OUTPUT(do, f, g)                                                                           \
+    do(0, a0, a1, a2, f, g) do(1, b0, b1, b2, f, g) do(2, c0, c1, c2, f, g) do(3, d0, d1, d2, f, g)     \
+    do(4, e0, e1, e2, f, g) do(5, f0, f1, f2, f, g) do(6, g0, g1, g2, f, g) do(7, h0, h1, h2, f, g)
+#define MULTIPLY(o, s0, s1, s2, all, times)      \
+    if (outputs > (o)) {                         \
+        ws = all(w[o]);                          \
+        s0 += times(ws, x0);                     \
+        if (vectors > 1) s1 += times(ws, x1);    \
+        if (vectors > 2) s2 += times(ws, x2);    \
     }
-#define STORE(o, s0, s1, s2)                                       \
-    if (outputs > (o)) {                                           \
-        store(y + (o) * stride, s0);                               \
-        if (vectors > 1) store(y + (o) * stride + LANES, s1);      \
-        if (vectors > 2) store(y + (o) * stride + 2 * LANES, s2);  \
+#define STORE(o, s0, s1, s2, put, unused)                        \
+    if (outputs > (o)) {                                         \
+        put(y + (o) * stride, s0);                               \
+        if (vectors > 1) put(y + (o) * stride + LANES, s1);      \
+        if (vectors > 2) put(y + (o) * stride + 2 * LANES, s2);  \
     }
-    STORE(0, a0, a1, a2)
-    STORE(1, b0, b1, b2)
-    STORE(2, c0, c1, c2)
-    STORE(3, d0, d1, d2)
-    STORE(4, e0, e1, e2)
-    STORE(5, f0, f1, f2)
-    STORE(6, g0, g1, g2)
-    STORE(7, h0, h1, h2)
+#define PRODUCT(a, b) ((a) * (b))
+BLOCK_TILE(block_tile, float, vf, load, store, splat, PRODUCT)
+BLOCK_TILE(block_tile_i8, int32_t, vi, load_i, store_i, splat_i, dot_pairs)
+#undef PRODUCT
 #undef STORE
-}
+#undef MULTIPLY
+#undef EACH_OUTPUT
+#undef BLOCK_TILE
 
-#define BLOCK_KERNEL(outputs, vectors)                                                                                     \
-    KERNEL void block_##outputs##_##vectors(const float *x, const int32_t *place, size_t count, const float *w,             \
-                                            const size_t *start, float *y, size_t stride) {                                \
-        block_tile(x, place, count, w, outputs, start, vectors, y, stride);                                                \
+#define BLOCK_KERNEL(tile, number, outputs, vectors)                                                                        \
+    KERNEL void tile##_##outputs##_##vectors(const number *x, const int32_t *place, size_t count, const number *w,           \
+                                             const size_t *start, number *y, size_t stride) {                               \
+        tile(x, place, count, w, outputs, start, vectors, y, stride);                                                       \
     }
-#define BLOCK_KERNELS(outputs) BLOCK_KERNEL(outputs, 1) BLOCK_KERNEL(outputs, 2) BLOCK_KERNEL(outputs, 3)
-BLOCK_KERNELS(1)
-BLOCK_KERNELS(2)
-BLOCK_KERNELS(3)
-BLOCK_KERNELS(4)
+#define BLOCK_KERNELS(tile, number, outputs)                                                        \
+    BLOCK_KERNEL(tile, number, outputs, 1) BLOCK_KERNEL(tile, number, outputs, 2) BLOCK_KERNEL(tile, number, outputs, 3)
+#define OF(tile, outputs) {tile##_##outputs##_1, tile##_##outputs##_2, tile##_##outputs##_3}
+#define FOUR_KERNELS(tile, number) \
+    BLOCK_KERNELS(tile, number, 1) BLOCK_KERNELS(tile, number, 2) BLOCK_KERNELS(tile, number, 3) BLOCK_KERNELS(tile, number, 4)
 #if defined(__AVX512VL__)
-BLOCK_KERNELS(5)
-BLOCK_KERNELS(6)
-BLOCK_KERNELS(7)
-BLOCK_KERNELS(8)
+#define ALL_KERNELS(tile, number)                                                                  \
+    FOUR_KERNELS(tile, number) BLOCK_KERNELS(tile, number, 5) BLOCK_KERNELS(tile, number, 6)        \
+    BLOCK_KERNELS(tile, number, 7) BLOCK_KERNELS(tile, number, 8)
+#define ALL_OF(tile) OF(tile, 1), OF(tile, 2), OF(tile, 3), OF(tile, 4), OF(tile, 5), OF(tile, 6), OF(tile, 7), OF(tile, 8)
+#else
+#define ALL_KERNELS(tile, number) FOUR_KERNELS(tile, number)
+#define ALL_OF(tile) OF(tile, 1), OF(tile, 2), OF(tile, 3), OF(tile, 4)
 #endif
+#define BLOCK_SUMS(name, tile, number)                                                                                         \
+    ALL_KERNELS(tile, number)                                                                                                  \
+    static void name(const number *x, const int32_t *place, size_t count, const number *w, size_t outputs, const size_t *start, \
+                     size_t vectors, number *y, size_t stride) {                                                               \
+        static void (*const kernels[BLOCK][BLOCK_VECTORS])(const number *, const int32_t *, size_t, const number *,            \
+                                                           const size_t *, number *, size_t) = {ALL_OF(tile)};                 \
+        kernels[outputs - 1][vectors - 1](x, place, count, w, start, y, stride);                                               \
+    }
+BLOCK_SUMS(block_sums, block_tile, float)
+BLOCK_SUMS(block_sums_i8, block_tile_i8, int32_t)
+#undef BLOCK_SUMS
+#undef ALL_OF
+#undef ALL_KERNELS
+#undef FOUR_KERNELS
+#undef OF
 #undef BLOCK_KERNELS
 #undef BLOCK_KERNEL
-
-static void block_sums(const float *x, const int32_t *place, size_t count, const float *w, size_t outputs, const size_t *start,
-                       size_t vectors, float *y, size_t stride) {
-#define OF(outputs) {block_##outputs##_1, block_##outputs##_2, block_##outputs##_3}
-    static void (*const kernels[BLOCK][BLOCK_VECTORS])(const float *, const int32_t *, size_t, const float *, const size_t *,
-                                                       float *, size_t) = {
-#if defined(__AVX512VL__)
-        OF(1), OF(2), OF(3), OF(4), OF(5), OF(6), OF(7), OF(8)
-#else
-        OF(1), OF(2), OF(3), OF(4)
-#endif
-    };
-#undef OF
-    kernels[outputs - 1][vectors - 1](x, place, count, w, start, y, stride);
-}
 
 /* The weights of the eight products, `step` apart, for one quaternion (float) or for four of them (v4). */
 #define HADAMARD_WEIGHTS(put, r, i, j, k) \
@@ -999,6 +1089,141 @@ static void real_outputs(const convolution *c, const float *x, const int32_t *pl
         for (k = 0; k < stride; k += LANES) store(y + o * stride + k, load(y + o * stride + k) + splat(bias));
     }
 }
+
+/* The weights of the eight products of one quaternion, four times as large as above, so that they are whole. */
+typedef int16_t products __attribute__((vector_size(16)));
+INLINE products products_of(const int8_t *q) {
+    short r = q[0], i = q[1], j = q[2], k = q[3];
+    products all = {(short)(r + i + j + k), (short)(r - i + j - k), (short)(r + i - j - k), (short)(r - i - j + k),
+                    (short)(8 * r),         (short)(-8 * j),        (short)(-8 * k),        (short)(-8 * i)};
+    return all;
+}
+
+#if LANES == 8
+/* The same for one unit of each of four outputs: sums and differences (output, product), and the other four products. */
+INLINE void four_products(const int8_t *const *q, size_t unit, pairs_of_lanes *sums, pairs_of_lanes *others) {
+    static const pairs_of_lanes FIRST = {1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1};
+    static const pairs_of_lanes SECOND = {1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1};
+    static const pairs_of_lanes OTHERS = {8, -8, -8, -8, 8, -8, -8, -8, 8, -8, -8, -8, 8, -8, -8, -8};
+    int32_t quaternions[4];
+    bytes_of_pairs bytes;
+    pairs_of_lanes x;
+    size_t o;
+#define IN_FOURS(v, a, b, c, d) \
+    SHUFFLE(pairs_of_lanes, v, v, a, b, c, d, 4 + a, 4 + b, 4 + c, 4 + d, 8 + a, 8 + b, 8 + c, 8 + d, 12 + a, 12 + b, 12 + c, 12 + d)
+    for (o = 0; o < 4; o++) memcpy(quaternions + o, q[o] + 4 * unit, 4);
+    memcpy(&bytes, quaternions, sizeof bytes);
+    x = __builtin_convertvector(bytes, pairs_of_lanes);
+    *others = IN_FOURS(x, 0, 2, 3, 1) * OTHERS;
+    x = IN_FOURS(x, 0, 0, 2, 2) + IN_FOURS(x, 1, 1, 3, 3) * FIRST;
+    *sums = IN_FOURS(x, 0, 1, 0, 1) + IN_FOURS(x, 2, 3, 2, 3) * SECOND;
+#undef IN_FOURS
+}
+
+/* Products 0 to 3 of a channel (low) and the next (high), (output, product), to pairs (product, output) `step` apart. */
+INLINE void put_pairs(pairs_of_lanes low, pairs_of_lanes high, int32_t *to, size_t step) {
+    /* Within each half of a vector: outputs 0 and 2 come first, then 1 and 3. */
+    vi a = (vi)SHUFFLE(pairs_of_lanes, low, high, 0, 16, 1, 17, 2, 18, 3, 19, 8, 24, 9, 25, 10, 26, 11, 27);
+    vi b = (vi)SHUFFLE(pairs_of_lanes, low, high, 4, 20, 5, 21, 6, 22, 7, 23, 12, 28, 13, 29, 14, 30, 15, 31);
+    vi first = SHUFFLE(vi, a, b, 0, 8, 4, 12, 1, 9, 5, 13), second = SHUFFLE(vi, a, b, 2, 10, 6, 14, 3, 11, 7, 15);
+    memcpy(to, &first, 16);
+    memcpy(to + step, (const char *)&first + 16, 16);
+    memcpy(to + 2 * step, &second, 16);
+    memcpy(to + 3 * step, (const char *)&second + 16, 16);
+}
+
+/* All pairs of four outputs of which every unit is stored. */
+static void spread_four_pairs(const convolution *c, size_t first, size_t outputs, int32_t *w) {
+    size_t area = c->area, channels = c->channels / c->groups, step = c->units / c->groups * area * outputs, n, t, o;
+    const int8_t *q[4];
+    for (o = 0; o < 4; o++) q[o] = (const int8_t *)c->w.values + 4 * first_unit(&c->w, first + o);
+    for (n = 0; n < channels; n += 2) {
+        for (t = 0; t < area; t++, w += outputs) {
+            pairs_of_lanes low, high = {0}, low_others, high_others = {0};
+            four_products(q, n * area + t, &low, &low_others);
+            if (n + 1 < channels) four_products(q, (n + 1) * area + t, &high, &high_others);
+            put_pairs(low, high, w, step);
+            put_pairs(low_others, high_others, w + 4 * step, step);
+        }
+    }
+}
+#endif
+
+/* Pairs of them, of a channel and the next one, for the units of one output: `w` (product, tap of pairs, output). */
+static void spread_pairs(const convolution *c, size_t first, size_t o, size_t outputs, const int32_t *stored, int32_t *w) {
+    const weights *weight = &c->w;
+    size_t area = c->area, channels = c->channels / c->groups, taps = c->units / c->groups * area, step = taps * outputs, t, n, g;
+    const int8_t *q = (const int8_t *)weight->values + 4 * first_unit(weight, first + o);
+    if (!stored) {
+        const products none = {0};
+        for (n = 0; n < channels; n += 2) {
+            for (t = 0; t < area; t++) {
+                products low = products_of(q + 4 * (n * area + t));
+                products high = n + 1 < channels ? products_of(q + 4 * ((n + 1) * area + t)) : none;
+                int32_t *to = w + (n / 2 * area + t) * outputs + o;
+                for (g = 0; g < 8; g++) to[g * step] = pair(low[g], high[g]);
+            }
+        }
+        return;
+    }
+    for (n = 0; n < unit_count(weight, first + o); n++) {
+        size_t channel = (size_t)stored[n] / area, place = (size_t)stored[n] % area;
+        products mine = products_of(q + 4 * n);
+        int32_t *to = w + (channel / 2 * area + place) * outputs + o;
+        for (g = 0; g < 8; g++) {
+            to[g * step] = channel % 2 ? pair(to[g * step], mine[g]) : pair(mine[g], to[g * step] >> 16);
+        }
+    }
+}
+
+/* A block of outputs in int8, of quaternions or real numbers; `stored` has room for the taps of one. */
+static void outputs_i8(const convolution *c, const int32_t *x, const int32_t *place, size_t first, size_t outputs,
+                       int32_t *stored, int32_t *w, int32_t *y) {
+    size_t sets = c->w.components == 4 ? 8 : 1, set = c->units * c->plane, stride = c->vectors * LANES, o, v, g, k, n;
+    size_t taps = c->units / c->groups * c->area, step = taps * outputs;
+    const int32_t *bias = (const int32_t *)c->w.bias + first;
+    walk at = walk_of(c);
+    o = 0;
+#if LANES == 8
+    for (; sets == 8 && !c->w.starts && o + 4 <= outputs; o += 4) spread_four_pairs(c, first + o, outputs, w + o);
+#endif
+    if (c->w.starts) memset(w, 0, 4 * sets * step);
+    for (; o < outputs; o++) {
+        const int8_t *q = (const int8_t *)c->w.values + first_unit(&c->w, first + o) * stored_width(&c->w);
+        if (c->w.starts) stored_taps(&c->w, first + o, NULL, stored);
+        if (sets == 8) {
+            spread_pairs(c, first, o, outputs, c->w.starts ? stored : NULL, w);
+        } else {
+            for (n = 0; n < unit_count(&c->w, first + o); n++) {
+                w[(c->w.starts ? (size_t)stored[n] : n) * outputs + o] = pair(q[2 * n], q[2 * n + 1]);
+            }
+        }
+    }
+    for (v = 0; v < c->vectors; v += BLOCK_VECTORS) {
+        int32_t sums[8][BLOCK][BLOCK_VECTORS * LANES];
+        size_t start[BLOCK_VECTORS], vectors = smaller(BLOCK_VECTORS, c->vectors - v);
+        for (k = 0; k < vectors; k++) start[k] = next_vector(c, &at);
+        for (g = 0; g < sets; g++) {
+            block_sums_i8(x + g * set, place, taps, w + g * step, outputs, start, vectors, sums[g][0], BLOCK_VECTORS * LANES);
+        }
+        for (o = 0; o < outputs; o++) {
+            int32_t *to = y + c->w.components * o * stride + v * LANES;
+            for (k = 0; k < vectors * LANES; k += LANES, to += LANES) {
+                vi p0 = load_i(sums[0][o] + k);
+                if (sets == 8) {
+                    vi p1 = load_i(sums[1][o] + k), p2 = load_i(sums[2][o] + k), p3 = load_i(sums[3][o] + k);
+                    vi s = p0 + p1, d = p0 - p1, t = p2 + p3, e = p2 - p3;
+                    store_i(to, ((load_i(sums[4][o] + k) - (s + t)) >> 2) + bias[o]);
+                    store_i(to + stride, ((load_i(sums[6][o] + k) + (d + e)) >> 2) + bias[c->w.outputs + o]);
+                    store_i(to + 2 * stride, ((load_i(sums[7][o] + k) + (s - t)) >> 2) + bias[2 * c->w.outputs + o]);
+                    store_i(to + 3 * stride, ((load_i(sums[5][o] + k) + (d - e)) >> 2) + bias[3 * c->w.outputs + o]);
+                } else {
+                    store_i(to, p0 + bias[o]);
+                }
+            }
+        }
+    }
+}
 #endif
 
 /* --------------------------------------------------------------------------------------- from sums to the next tensor */
@@ -1028,10 +1253,10 @@ static finishing finishing_of(const machine *m, const uint32_t *activation, uint
     return f;
 }
 
-/* value * multiplier / 2^shift, rounded. */
-INLINE int32_t rescaled(int64_t value, int32_t multiplier, int32_t shift) {
-    int64_t product = value * multiplier;
-    return (int32_t)((product + ((int64_t)1 << shift >> 1)) >> shift);
+/* value * multiplier / 2^(31 + shift), rounded at both steps, as instructions for it do. */
+INLINE int32_t rescaled(int32_t value, int32_t multiplier, int32_t shift) {
+    int32_t high = (int32_t)(((int64_t)value * multiplier + (1 << 30)) >> 31);
+    return (int32_t)((uint32_t)high + ((1u << shift) >> 1)) >> shift;
 }
 
 INLINE int8_t to_i8(int32_t value, int32_t zero, int32_t low, int32_t high) {
@@ -1083,9 +1308,18 @@ static size_t gather(const float *sums, size_t row, const size_t *out, int pool,
 static size_t gather_i8(int32_t *sums, size_t row, const size_t *out, int pool) {
     size_t height = pool ? out[0] / 2 : out[0], width = pool ? out[1] / 2 : out[1], n, k;
     int32_t *y = sums;
+    if (!pool && row == width) return height * width;
     for (n = 0; n < height; n++, y += width) {
         const int32_t *p = sums + (pool ? 2 * n * row : n * row), *q = p + row;
-        for (k = 0; k < width; k++) {
+        k = 0;
+#if LANES > 1
+        for (; pool && k < width; k += LANES) { /* what a vector has too many is overwritten by the next row */
+            vi a = larger_i(load_i(p + 2 * k), load_i(q + 2 * k));
+            vi b = larger_i(load_i(p + 2 * k + LANES), load_i(q + 2 * k + LANES));
+            store_i(y + k, larger_i(EVEN(a, b), ODD(a, b)));
+        }
+#endif
+        for (; k < width; k++) {
             int32_t value = p[k];
             if (pool) {
                 int32_t a = p[2 * k] > p[2 * k + 1] ? p[2 * k] : p[2 * k + 1], b = q[2 * k] > q[2 * k + 1] ? q[2 * k] : q[2 * k + 1];
@@ -1101,7 +1335,23 @@ static void finish_i8(const finishing *f, const int32_t *sums, size_t count, siz
     size_t n;
     if (f->y_dtype == QRN_I8) {
         int8_t *to = (int8_t *)y + first;
-        for (n = 0; n < count; n++) {
+        n = 0;
+#if LANES == 8
+        for (; n + 8 <= count; n += 8) {
+            __m256i sum = (__m256i)load_i(sums + n), by = _mm256_set1_epi32(f->multipliers[o]), half = _mm256_set1_epi64x(1 << 30);
+            __m256i even = _mm256_srli_epi64(_mm256_add_epi64(_mm256_mul_epi32(sum, by), half), 31);
+            __m256i odd = _mm256_slli_epi64(_mm256_add_epi64(_mm256_mul_epi32(_mm256_srli_epi64(sum, 32), by), half), 1);
+            vi high = (vi)_mm256_blend_epi32(even, odd, 0xaa) + (int32_t)((1u << f->shifts[o]) >> 1);
+            bytes_of_lanes bytes;
+            high = (vi)_mm256_max_epi32((__m256i)(high >> f->shifts[o]), _mm256_set1_epi32(-65535));
+            high = (vi)_mm256_min_epi32((__m256i)high, _mm256_set1_epi32(65535)) + f->zero;
+            high = (vi)_mm256_max_epi32((__m256i)high, _mm256_set1_epi32(f->low));
+            high = (vi)_mm256_min_epi32((__m256i)high, _mm256_set1_epi32(f->high));
+            bytes = __builtin_convertvector(high, bytes_of_lanes);
+            memcpy(to + n, &bytes, sizeof bytes);
+        }
+#endif
+        for (; n < count; n++) {
             to[n] = to_i8(rescaled(sums[n], f->multipliers[o], f->shifts[o]), f->zero, f->low, f->high);
         }
     } else {
@@ -1179,7 +1429,10 @@ static void multiply_conv(const machine *m, const uint32_t *op, const convolutio
 #if LANES > 1
             if (c.whole) {
                 float *block = (float *)(void *)(m->scratch + c.block_at);
-                if (c.w.components == 4) hadamard_outputs(&c, source, place, o, many, units, block, sums);
+                if (c.w.pairs) {
+                    outputs_i8(&c, (const int32_t *)(const void *)source, place, o, many, (int32_t *)(void *)units,
+                               (int32_t *)(void *)block, (int32_t *)(void *)sums);
+                } else if (c.w.components == 4) hadamard_outputs(&c, source, place, o, many, units, block, sums);
                 else real_outputs(&c, source, place, o, many, units, block, sums);
             } else
 #endif
@@ -1231,9 +1484,9 @@ typedef struct {
 static linear_plan linear_of(const weights *w, size_t channels) {
     linear_plan p;
     size_t used = 0;
-    p.x_at = reserve(&used, 4 * 4 * (channels + 4));
+    p.x_at = reserve(&used, (w->pairs ? 32u : 16u) * (channels + 4));
     p.places_at = reserve(&used, w->starts ? 4 * w->taps : 0);
-    p.units_at = reserve(&used, working_bytes(w));
+    p.units_at = reserve(&used, w->pairs ? 0 : working_bytes(w));
     p.sums_at = reserve(&used, 4 * w->components * w->outputs);
     p.scratch = used;
     return p;
@@ -1317,11 +1570,71 @@ static void linear_row(const weights *w, const linear_plan *p, uint8_t *scratch,
     }
 }
 
-/* The same in int8: x as int16 pairs. */
+/* The same in int8. Of a quaternion x the four arrangements are made with which a component of w (x) x is a plain sum of
+ * products: 16 numbers of 16 bits. */
+static void arrange(int32_t r, int32_t i, int32_t j, int32_t k, int32_t *to) {
+    to[0] = pair(r, -i), to[1] = pair(-j, -k);
+    to[2] = pair(i, r), to[3] = pair(k, -j);
+    to[4] = pair(j, -k), to[5] = pair(r, i);
+    to[6] = pair(k, j), to[7] = pair(-i, r);
+}
+
+KERNEL void quaternion_dot_i8(const int32_t *x, const int32_t *place, const int8_t *w, size_t count, int32_t *y) {
+    size_t n;
+    int m;
+#if LANES > 1
+    enum { PARTS = 8 / LANES };
+    typedef int64_t wide __attribute__((vector_size(4 * LANES)));
+    typedef int8_t b4 __attribute__((vector_size(4)));
+    typedef int16_t s4 __attribute__((vector_size(8)));
+    vi sum[PARTS] = {{0}};
+    int32_t lanes[8];
+    for (n = 0; n < count; n++, w += 4) {
+        const int32_t *p = x + 8 * (place ? (size_t)place[n] : n);
+        int64_t four;
+        b4 bytes;
+        s4 shorts;
+        vi ws;
+        memcpy(&bytes, w, sizeof bytes);
+        shorts = __builtin_convertvector(bytes, s4);
+        memcpy(&four, &shorts, sizeof four);
+        ws = (vi)(four - (wide){0});
+        for (m = 0; m < PARTS; m++) sum[m] += dot_pairs(load_i(p + m * LANES), ws);
+    }
+    for (m = 0; m < PARTS; m++) store_i(lanes + m * LANES, sum[m]);
+    for (m = 0; m < 4; m++) y[m] = lanes[2 * m] + lanes[2 * m + 1];
+#else
+    y[0] = y[1] = y[2] = y[3] = 0;
+    for (n = 0; n < count; n++, w += 4) {
+        const int32_t *p = x + 8 * (place ? (size_t)place[n] : n);
+        int32_t first = pair(w[0], w[1]), second = pair(w[2], w[3]);
+        for (m = 0; m < 4; m++) y[m] += dot_pairs(p[2 * m], first) + dot_pairs(p[2 * m + 1], second);
+    }
+#endif
+}
+
+KERNEL int32_t real_dot_i8(const int32_t *x, const int32_t *place, const int8_t *w, size_t count) {
+    int32_t total = 0;
+    size_t n = 0;
+#if LANES > 1
+    if (!place) {
+        vi sum = {0};
+        int32_t lanes[LANES];
+        for (; n + LANES <= count; n += LANES) sum += dot_pairs(load_i(x + n), widened_pairs(w + 2 * n));
+        store_i(lanes, sum);
+        for (size_t lane = 0; lane < LANES; lane++) total += lanes[lane];
+    }
+#endif
+    for (; n < count; n++) {
+        int32_t p = x[place ? (size_t)place[n] : n];
+        total += (int16_t)(p & 0xffff) * w[2 * n] + (p >> 16) * w[2 * n + 1];
+    }
+    return total;
+}
+
 static void linear_row_i8(const weights *w, const linear_plan *p, uint8_t *scratch, const int8_t *x, int32_t zero,
                           size_t channels, size_t parts, const finishing *f, size_t row, void *y) {
-    int32_t *place = (int32_t *)(void *)(scratch + p->places_at), *units = (int32_t *)(void *)(scratch + p->units_at);
-    int32_t *pairs = (int32_t *)(void *)(scratch + p->x_at);
+    int32_t *place = (int32_t *)(void *)(scratch + p->places_at), *pairs = (int32_t *)(void *)(scratch + p->x_at);
     const int32_t *bias = (const int32_t *)w->bias;
     size_t o, m, n;
     if (w->components == 4) {
@@ -1331,31 +1644,19 @@ static void linear_row_i8(const weights *w, const linear_plan *p, uint8_t *scrat
             if (part[m]) x += channels;
         }
         for (n = 0; n < channels; n++) {
-            for (m = 0; m < 4; m += 2) {
-                pairs[2 * n + m / 2] =
-                    pair(part[m] ? part[m][n] - zero : 0, part[m + 1] ? part[m + 1][n] - zero : 0);
-            }
+            int32_t q[4];
+            for (m = 0; m < 4; m++) q[m] = part[m] ? part[m][n] - zero : 0;
+            arrange(q[0], q[1], q[2], q[3], pairs + 8 * n);
         }
     } else {
         for (n = 0; n < channels; n += 2) pairs[n / 2] = pair(x[n] - zero, n + 1 < channels ? x[n + 1] - zero : 0);
     }
     for (o = 0; o < w->outputs; o++) {
-        const int32_t *q = pairs_of(w, o, units);
-        size_t count = unit_count(w, o);
-        int32_t sum[4] = {0, 0, 0, 0};
+        const int8_t *q = (const int8_t *)w->values + first_unit(w, o) * stored_width(w);
+        int32_t sum[4];
         if (w->starts) stored_taps(w, o, NULL, place);
-        for (n = 0; n < count; n++) {
-            size_t t = w->starts ? (size_t)place[n] : n;
-            if (w->components == 4) {
-                for (m = 0; m < 4; m++, q += 2) {
-                    int32_t ri = pairs[2 * t], jk = pairs[2 * t + 1];
-                    sum[m] += (int16_t)(ri & 0xffff) * (int16_t)(q[0] & 0xffff) + (ri >> 16) * (q[0] >> 16) +
-                              (int16_t)(jk & 0xffff) * (int16_t)(q[1] & 0xffff) + (jk >> 16) * (q[1] >> 16);
-                }
-            } else {
-                sum[0] += (int16_t)(pairs[t] & 0xffff) * (int16_t)(q[n] & 0xffff) + (pairs[t] >> 16) * (q[n] >> 16);
-            }
-        }
+        if (w->components == 4) quaternion_dot_i8(pairs, w->starts ? place : NULL, q, unit_count(w, o), sum);
+        else sum[0] = real_dot_i8(pairs, w->starts ? place : NULL, q, unit_count(w, o));
         for (m = 0; m < w->components; m++) {
             sum[m] += bias[m * w->outputs + o];
             finish_i8(f, sum + m, 1, o, (row * w->components + m) * w->outputs + o, y);
@@ -1552,8 +1853,7 @@ static void run_pool(const machine *m, const uint32_t *op) {
                     int32_t by = divisor > 0 ? divisor : divisor == 0 ? (int32_t)count : (int32_t)(tall * wide);
                     if (by == 0) by = 1;
                     if (i8) {
-                        int32_t half = by / 2;
-                        out_bytes[to] = to_i8((whole + (whole < 0 ? -half : half)) / by, zero, -128, 127);
+                        out[to] = as_float(op[QRN_POOL_SCALE]) * (float)whole / (float)by;
                     } else {
                         out[to] = sum / (float)by;
                     }
@@ -1673,7 +1973,7 @@ static void run_add_i8(const machine *m, const uint32_t *op) {
     for (n = 0; n < op[QRN_ADD_COUNT]; n++) {
         int64_t sum = (int64_t)(a[n] - a_zero) * (int32_t)op[QRN_ADD_A_MULTIPLIER] +
                       (int64_t)(b[n] - b_zero) * (int32_t)op[QRN_ADD_B_MULTIPLIER];
-        y[n] = to_i8(rescaled(sum, 1, (int32_t)op[QRN_ADD_SHIFT]), (int32_t)op[QRN_ADD_Y_ZERO], (int32_t)op[QRN_ADD_LOW],
+        y[n] = to_i8((int32_t)((sum + ((int64_t)1 << op[QRN_ADD_SHIFT] >> 1)) >> op[QRN_ADD_SHIFT]), (int32_t)op[QRN_ADD_Y_ZERO], (int32_t)op[QRN_ADD_LOW],
                      (int32_t)op[QRN_ADD_HIGH]);
     }
 }
@@ -1783,7 +2083,7 @@ static int finishing_fits(const bounds *k, uint32_t activation, uint32_t x_dtype
         if (!in_blob(k, quant[QRN_Q_MULTIPLIERS], outputs, 4) || !in_blob(k, quant[QRN_Q_SHIFTS], outputs, 4)) return 0;
         shifts = (const int32_t *)(const void *)(k->blob + (quant[QRN_Q_SHIFTS] - QRN_IN_BLOB));
         for (n = 0; n < outputs; n++) {
-            if (shifts[n] < 0 || shifts[n] > 62) return 0;
+            if (shifts[n] < 0 || shifts[n] > 30) return 0;
         }
     }
     return 1;
@@ -1915,7 +2215,7 @@ static const char *check_pool(bounds *k, const uint32_t *op) {
     size = dtype_bytes(op[QRN_POOL_DTYPE]);
     if (reach > LIMIT) return wrong; /* sums of bytes fit 32 bits */
     if (!in_arena(k, op[QRN_POOL_X], times(planes, times(op[QRN_POOL_HEIGHT], op[QRN_POOL_WIDTH])), size)) return wrong;
-    if (!in_arena(k, op[QRN_POOL_Y], times(planes, places), size)) return wrong;
+    if (!in_arena(k, op[QRN_POOL_Y], times(planes, places), op[QRN_POOL_KIND] == QRN_POOL_MEAN ? 4 : size)) return wrong;
     return worked(k, times(times(planes, places), reach)) ? NULL : "it would never end";
 }
 

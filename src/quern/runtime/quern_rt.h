@@ -84,7 +84,8 @@ enum {
     QRN_W_WORDS = 10
 };
 
-/* How an int8 result is made of a 32-bit sum: integers alone. y = clamp(zero + (sum * multiplier[o] >> shift[o])). */
+/* How an int8 result is made of a 32-bit sum: integers alone: y = clamp(zero + ((sum * multiplier[o] >> 31) >> shift[o])),
+ * rounded at both shifts. */
 enum {
     QRN_Q_X_ZERO = 0,
     QRN_Q_Y_ZERO = 1,
@@ -227,8 +228,9 @@ enum {
     QRN_POOL_DILATION = 14,
     QRN_POOL_DIVISOR = 16, /* of a mean: 0 the positions inside, -1 those inside or padded, else itself */
     QRN_POOL_DTYPE = 17,
-    QRN_POOL_ZERO = 18,    /* int8: one scale and zero point in and out */
-    QRN_POOL_WORDS = 19
+    QRN_POOL_ZERO = 18,    /* int8: the zero point, in and out */
+    QRN_POOL_SCALE = 19,   /* a mean of int8 is a float: what one is worth */
+    QRN_POOL_WORDS = 20
 };
 
 enum {

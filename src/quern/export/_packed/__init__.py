@@ -12,7 +12,8 @@ from torch.fx.node import map_arg
 from quern.compact import warn_dead
 from quern.errors import ExportError, PackedError
 from quern.export._packed import blob
-from quern.export._packed.builder import Builder, simplify
+from quern.export._packed.builder import Builder, fused, in_place
+from quern.export._packed.int8 import quantized
 from quern.export._packed.operations import Dtype
 from quern.export._program import Pixels, Program, check_place, first, first_line, writing
 from quern.export._real import real_form
@@ -83,8 +84,11 @@ def pack(program: Program, dtype: PackedDtype) -> tuple[bytes, list[blob.StoredL
     """The blob of a network, and how its layers are stored."""
     builder = Builder("F16" if dtype == "float16" else "F32")
     inputs, outputs = _build(program, builder)
-    operations = simplify(builder.operations, [t.buffer for t in outputs], [t.buffer for t in inputs])
-    return blob.write(operations, inputs, outputs)
+    made, taken = [t.buffer for t in outputs], [t.buffer for t in inputs]
+    operations = fused(builder.operations, made, dtype == "int8")
+    if dtype == "int8":
+        operations = quantized(operations, inputs, made, [t.numpy() for t in program.example])
+    return blob.write(in_place(operations, made, taken), inputs, outputs)
 
 
 def _difference(program: Program, network: PackedNetwork, dtype: PackedDtype) -> float:

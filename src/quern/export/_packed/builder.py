@@ -15,6 +15,7 @@ from quern.graph.packing import BATCH, Binary, Packed, in_order, strided
 from quern.runtime import format as qrn
 
 _NO_QUANT = (0, 0, 0, 0, None, None)
+_LIMITS = {qrn.IDENTITY, qrn.RELU, qrn.CLAMP}
 _MONOTONE = {qrn.RELU, qrn.CLAMP, qrn.TANH, qrn.SIGMOID, qrn.SELU, qrn.SOFTPLUS, qrn.HARDSIGMOID, qrn.LOGSIGMOID}
 
 
@@ -395,11 +396,14 @@ def _without(t: Tensor, dims: Sequence[int]) -> tuple[list[int], list[int]]:
 # ----------------------------------------------------------------------------------------------------- fewer operations
 
 
-def simplify(operations: list[Operation], outputs: Sequence[Buffer], inputs: Sequence[Buffer]) -> list[Operation]:
-    """The same with activations and poolings as part of the product before them, without what nobody needs, and number
-    by number in place where that is possible."""
-    operations = _needed(operations, outputs)
-    operations = _fused(operations, set(outputs))
+def fused(operations: list[Operation], outputs: Sequence[Buffer], int8: bool) -> list[Operation]:
+    """The same with activations and poolings as part of the product before them, without what nobody needs. In
+    ``int8``, activations that are more than limits stay alone: they become tables."""
+    return _fused(_needed(operations, outputs), set(outputs), _LIMITS if int8 else None)
+
+
+def in_place(operations: list[Operation], outputs: Sequence[Buffer], inputs: Sequence[Buffer]) -> list[Operation]:
+    """The same with what is computed number by number in the place of its input, if nobody needs that later."""
     kept = {*inputs, *outputs}
     for n, operation in enumerate(operations):
         if operation.code != "UNARY":
@@ -424,14 +428,19 @@ def _needed(operations: list[Operation], outputs: Sequence[Buffer]) -> list[Oper
     return kept[::-1]
 
 
-def _fused(operations: list[Operation], outputs: set[Buffer]) -> list[Operation]:
+def _fused(operations: list[Operation], outputs: set[Buffer], activations: set[int] | None) -> list[Operation]:
     readers = Counter(buffer for operation in operations for buffer in set(operation.reads))
     producers: dict[Buffer, Operation] = {}
     kept: list[Operation] = []
     for operation in operations:
         before = producers.get(operation.fields["X"].buffer) if operation.code in ("UNARY", "POOL") else None
         alone = before is not None and readers[operation.fields["X"].buffer] == 1
-        if before is not None and alone and operation.fields["X"].buffer not in outputs and _joins(before, operation):
+        if (
+            before is not None
+            and alone
+            and operation.fields["X"].buffer not in outputs
+            and _joins(before, operation, activations)
+        ):
             before.fields["Y"] = operation.fields["Y"]
             if operation.code == "UNARY":
                 before.fields |= {
@@ -449,9 +458,10 @@ def _fused(operations: list[Operation], outputs: set[Buffer]) -> list[Operation]
     return kept
 
 
-def _joins(product: Operation, operation: Operation) -> bool:
+def _joins(product: Operation, operation: Operation, activations: set[int] | None) -> bool:
     if operation.code == "UNARY":
-        return product.fields["ACTIVATION"] == qrn.IDENTITY
+        taken = activations is None or operation.fields["KIND"] in activations
+        return taken and product.fields["ACTIVATION"] == qrn.IDENTITY
     fields = operation.fields
     halves = all(fields[name] == (2, 2) for name in ("KERNEL", "STRIDE")) and fields["PADDING"] == (0, 0)
     plain = fields["KIND"] == qrn.POOL_MAX and fields["DILATION"] == (1, 1) and halves
