@@ -21,7 +21,7 @@ def test_bench_compares_a_run_with_itself_compacted(run: Path) -> None:
     for what in ("parameters", "macs", "file_bytes", "onnx_bytes"):
         assert second[what] < first[what], what
     assert {(t["model"], t["engine"]) for t in record["timings"]} == {
-        (name, engine) for name in ("dense", "compacted") for engine in ("torch", "onnxruntime")
+        (name, engine) for name in ("dense", "compacted") for engine in ("torch", "onnxruntime", "quern_rt")
     }
     for timing in record["timings"]:
         assert 0 < timing["low_ms"] <= timing["median_ms"] <= timing["high_ms"]

@@ -26,6 +26,6 @@ def test_raw_images_go_into_an_onnx_file_with_the_accuracy_of_the_network(run: P
 
 
 def test_what_is_wrong_is_one_sentence(run: Path, tmp_path: Path) -> None:
-    assert "neither .onnx nor .pt2" in refused("export", run, tmp_path / "x.tflite")
+    assert "neither .onnx, .pt2 nor .qrn" in refused("export", run, tmp_path / "x.tflite")
     assert "--int8 is for .onnx" in refused("export", run, tmp_path / "x.pt2", "--int8")
     assert not list(tmp_path.iterdir())

@@ -70,7 +70,7 @@ def test_defaults_of_compress_are_those_of_the_function() -> None:
 def test_every_limit_of_a_budget_is_an_option_of_compress() -> None:
     given, types = options(compress), get_type_hints(Budget)
     for field in fields(Budget):
-        wanted = str | None if field.name == "max_bytes" else types[field.name]  # "64k"
+        wanted = str | None if field.name in ("max_bytes", "max_flash", "max_ram") else types[field.name]  # "64k"
         assert given[field.name] == (wanted, field.default), field.name
 
 

@@ -28,7 +28,7 @@ def test_a_finished_folder_is_read_and_not_trained(
 
     finished, found, _ = run
     shutil.copytree(finished, folder := tmp_path / "run")
-    for function in ("fit", "to_onnx"):
+    for function in ("fit", "to_onnx", "to_packed"):
         monkeypatch.setattr(f"quern.pipeline._stages.{function}", never)
     said: list[str] = []
     left = [".record.json.a1b2c3d4.tmp", "dense/.model.onnx.a1b2c3d4.tmp", "small/.history.jsonl.a1b2c3d4.tmp"]
@@ -42,7 +42,13 @@ def test_a_finished_folder_is_read_and_not_trained(
     assert (folder / "small" / ".mine.a1b2c3d4.tmp").exists()
     assert said[:2] == ["the dense network is there", "the small network is there"]
     for ours, theirs in ((again.dense, found.dense), (again.small, found.small)):
-        assert dataclasses.replace(ours, latency_ms=0.0) == dataclasses.replace(theirs, latency_ms=0.0)
+        assert ours.packed is not None
+        assert theirs.packed is not None
+        untimed = [
+            dataclasses.replace(one, latency_ms=0.0, packed=dataclasses.replace(packed, latency_ms=0.0))
+            for one, packed in ((ours, ours.packed), (theirs, theirs.packed))
+        ]
+        assert untimed[0] == untimed[1]
     same(again.small_network, found.small_network)
     with pytest.raises(TrainingError, match="already holds a run: go on with resume"):
         quern.compress(Own(), *loaders, **SHORT, max_params=1200, out=folder)

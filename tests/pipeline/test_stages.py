@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import quern
-from quern import io
+from quern import io, runtime
 from quern.errors import ExportError, Stopped
 from quern.export import open_session
 from quern.penalties import GammaL1
@@ -47,6 +47,9 @@ def test_all_its_files_hold_the_same_networks(
         right[name] = scores.argmax(1) == labels
         assert column.bytes == (folder / name / "model.safetensors").stat().st_size
         assert column.onnx_bytes == (folder / name / "model.onnx").stat().st_size
+        packed = runtime.load(folder / name / "model.qrn")
+        assert column.packed is not None
+        assert (column.packed.bytes, column.packed.ram) == (packed.bytes, packed.least_arena)
         assert column.latency_ms > 0
     total, only_dense = Answers.total(found.answers), right["dense"] & ~right["small"]
     assert (total.inputs, total.only_dense) == (len(labels), int(only_dense.sum()))
@@ -65,7 +68,7 @@ def test_the_table_and_the_record(run: tuple[Path, Compressed, nn.Module]) -> No
         assert float(bound[0]) <= 100 * accuracy.accuracy <= float(bound[1])
     assert f"{found.dense.parameters:,}" in lines[3]
     assert f"{found.dense.parameters / found.small.parameters:.1f}x" in lines[3]
-    assert lines[8].endswith(": met")
+    assert lines[11].endswith(": met")
     assert " ".join(line.strip() for line in lines[9:]) == found.useless  # after so few steps
     record = json.loads((folder / "record.json").read_text())
     assert {key: record[key] for key in found.to_dict()} == found.to_dict()

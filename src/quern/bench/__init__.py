@@ -6,6 +6,6 @@ medians with the quartiles; every time is of one call with a whole batch.
 
 from quern.bench._bench import bench, peak_memory
 from quern.bench._results import Bench, Model, Timing
-from quern.bench._timing import time_onnx
+from quern.bench._timing import time_onnx, time_packed
 
-__all__ = ["Bench", "Model", "Timing", "bench", "peak_memory", "time_onnx"]
+__all__ = ["Bench", "Model", "Timing", "bench", "peak_memory", "time_onnx", "time_packed"]

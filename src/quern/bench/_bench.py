@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from quern import io
+from quern import io, runtime
 from quern.bench import memory
-from quern.bench._results import Bench, Model, Timing
+from quern.bench._results import Bench, Engine, Model, Timing
 from quern.bench._timing import timings
-from quern.errors import QuernError
-from quern.export import open_session, to_onnx
+from quern.errors import ExportError, NoRuntimeError, QuernError
+from quern.export import open_session, to_onnx, to_packed
 from quern.sparsity import measure
 
 
@@ -33,7 +33,8 @@ def bench(
 ) -> Bench:
     """Time ``models`` on images of ``shape`` (channels, height, width), and say how large they are.
 
-    A model is a network, timed in torch and in onnxruntime, or an ONNX file, timed there. ``repeats`` rounds are
+    A model is a network, timed in torch, in onnxruntime and, packed, in the C runtime (on one thread); or an ONNX file
+    or a packed network, timed there. ``repeats`` rounds are
     counted, in each of which every model has its turn. ``headers`` have, by the network's name, the ``images`` and
     ``metrics`` that its file holds, as :func:`quern.io.save` takes them: they are bytes too.
     """
@@ -41,35 +42,47 @@ def bench(
         raise QuernError("a benchmark needs at least one model, and batches, threads and repeats of at least 1.")
     shape = tuple(shape)
     for model in models.values():
-        if isinstance(model, Path):
+        if isinstance(model, Path) and model.suffix != ".qrn":
             _check_input(model, shape)
     threads_before = torch.get_num_threads()
     with tempfile.TemporaryDirectory(prefix="quern-bench-") as folder:
-        files, sizes = {}, []
+        files: dict[Engine, dict[str, Path]] = {"torch": {}, "onnxruntime": {}, "quern_rt": {}}
+        sizes = []
         for n, (name, model) in enumerate(models.items()):
             progress(f"preparing {name}")
             header = (headers or {}).get(name, {"images": {"shape": list(shape)}})
-            files[name], size = _prepare(name, model, shape, Path(folder) / str(n), max(batches), header)
+            made, size = _prepare(name, model, shape, Path(folder) / str(n), max(batches), header, progress)
+            for engine, path in made.items():
+                files[engine][name] = path
             sizes.append(size)
         results: list[Timing] = []
         try:
-            for engine in ("torch", "onnxruntime"):
+            for engine, own in files.items():
                 for batch in batches:
-                    for count in threads:
+                    for count in (1,) if engine == "quern_rt" else threads:
                         progress(f"timing {engine}, batch {batch}, threads {count}")
-                        results += timings(engine, models, files, shape, batch, count, repeats)
+                        results += timings(engine, models, own, shape, batch, count, repeats)
         finally:
             torch.set_num_threads(threads_before)
     return Bench(tuple(sizes), tuple(results), shape, repeats)
 
 
 def _prepare(
-    name: str, model: nn.Module | Path, shape: tuple[int, ...], stem: Path, batch: int, header: dict[str, Any]
-) -> tuple[Path, Model]:
-    """The model's ONNX file, and how large it is."""
+    name: str,
+    model: nn.Module | Path,
+    shape: tuple[int, ...],
+    stem: Path,
+    batch: int,
+    header: dict[str, Any],
+    progress: Callable[[str], None],
+) -> tuple[dict[Engine, Path], Model]:
+    """The model's ONNX file and packed network, and how large it is."""
+    if isinstance(model, Path) and model.suffix == ".qrn":
+        network = runtime.load(model)
+        return {"quern_rt": model}, Model(name, None, None, None, None, network.bytes, network.arena)
     if isinstance(model, Path):
         peak = peak_memory(model, shape, batch=batch)
-        return model, Model(name, None, model.stat().st_size, None, peak)
+        return {"onnxruntime": model}, Model(name, None, model.stat().st_size, None, peak)
     model.eval()
     onnx, own = stem.with_suffix(".onnx"), stem.with_suffix(".safetensors")
     example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
@@ -78,7 +91,15 @@ def _prepare(
     size = replace(measure(model, example).size, bytes=own.stat().st_size)
     can_be_built = io.describe(own)["builder"] is not None  # else a fresh process could not load it
     peak = peak_memory(own, shape, batch=batch) if can_be_built else None
-    return onnx, Model(name, size, onnx.stat().st_size, peak, peak_memory(onnx, shape, batch=batch))
+    files: dict[Engine, Path] = {"onnxruntime": onnx}
+    packed: tuple[int, int] | tuple[None, None] = (None, None)
+    try:
+        report = to_packed(model, stem.with_suffix(".qrn"), example)
+        files["quern_rt"], packed = report.path, (report.bytes, report.arena)
+    except (ExportError, NoRuntimeError) as reason:
+        progress(f"{name} is not timed in the C runtime: {reason}")
+    sizes = (size, onnx.stat().st_size, peak, peak_memory(onnx, shape, batch=batch))
+    return files, Model(name, *sizes, *packed)
 
 
 def _check_input(path: Path, shape: tuple[int, ...]) -> None:

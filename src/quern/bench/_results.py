@@ -9,19 +9,22 @@ from quern.records import Size
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-Engine = Literal["torch", "onnxruntime"]
+Engine = Literal["torch", "onnxruntime", "quern_rt"]
 
 
 @dataclass(frozen=True)
 class Model:
-    """One network: its size, None for an ONNX file, the bytes of its ONNX file, and the most memory of a fresh process
-    that loads it and runs one batch of the largest size; None in torch if it cannot be built there."""
+    """One network: its size, None for a file of another program, the bytes of its ONNX file, and the most memory of a
+    fresh process that loads it and runs one batch of the largest size; None in torch if it cannot be built there. Of
+    the packed network the bytes of the file, and of the working memory that it takes. None is what there is not."""
 
     name: str
     size: Size | None
-    onnx_bytes: int
+    onnx_bytes: int | None
     torch_peak_bytes: int | None
-    onnx_peak_bytes: int
+    onnx_peak_bytes: int | None
+    packed_bytes: int | None = None
+    packed_ram_bytes: int | None = None
 
     def to_dict(self) -> dict[str, str | int | None]:
         return {
@@ -32,6 +35,8 @@ class Model:
             "onnx_bytes": self.onnx_bytes,
             "torch_peak_bytes": self.torch_peak_bytes,
             "onnx_peak_bytes": self.onnx_peak_bytes,
+            "packed_bytes": self.packed_bytes,
+            "packed_ram_bytes": self.packed_ram_bytes,
         }
 
 
@@ -87,10 +92,13 @@ class Bench:
             ("ONNX file, bytes", "onnx_bytes", 1, ",.0f"),
             ("peak memory in torch, MB", "torch_peak_bytes", 1e6, ",.0f"),
             ("peak memory in onnxruntime, MB", "onnx_peak_bytes", 1e6, ",.0f"),
+            ("packed file, bytes", "packed_bytes", 1, ",.0f"),
+            ("its working memory, bytes", "packed_ram_bytes", 1, ",.0f"),
         )
         for label, field, unit, number_format in sizes:
             values: list[Any] = [model.to_dict()[field] for model in self.models]
-            table.add_row(label, *_cells(values, [v and format(v / unit, number_format) for v in values]))
+            if any(values):
+                table.add_row(label, *_cells(values, [v and format(v / unit, number_format) for v in values]))
         settings: list[tuple[Engine, int, int]] = [(t.engine, t.batch, t.threads) for t in self.timings]
         for engine, batch, threads in dict.fromkeys(settings):
             row = [self.timing(m.name, engine, batch, threads) for m in self.models]

@@ -9,9 +9,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from quern import runtime
 from quern.bench._results import Engine, Timing
 from quern.export import open_session
 
+AT_ONCE = (
+    16  # batches that the C runtime is given in one call: it takes input by input, and Python's call is not its own
+)
 MIN_SECONDS = 0.01  # a call that is shorter is repeated until it takes so long, and divided
 
 
@@ -20,6 +24,12 @@ def time_onnx(
 ) -> dict[str, Timing]:
     """Time ONNX files that take ``(batch, *shape)`` in onnxruntime, in turns."""
     results = timings("onnxruntime", dict(files), files, tuple(shape), batch, threads, repeats)
+    return {timing.model: timing for timing in results}
+
+
+def time_packed(files: dict[str, Path], *, repeats: int = 30) -> dict[str, Timing]:
+    """Time packed networks in the C runtime, in turns: one input after the other, on one thread."""
+    results = timings("quern_rt", dict(files), files, (), 1, 1, repeats)
     return {timing.model: timing for timing in results}
 
 
@@ -35,10 +45,13 @@ def timings(
     """Every model's calls in one engine, in turns: ``repeats`` rounds are counted, after three calls to warm up."""
     calls: dict[str, Callable[[], object]] = {}
     for name, model in models.items():
-        if engine == "onnxruntime":
+        if engine == "torch":
+            if not isinstance(model, Path):
+                calls[name] = _torch_call(model, shape, batch)
+        elif name in files and engine == "onnxruntime":
             calls[name] = _onnx_call(files[name], shape, batch, threads)
-        elif not isinstance(model, Path):
-            calls[name] = _torch_call(model, shape, batch)
+        elif name in files:
+            calls[name] = _packed_call(files[name], batch)
     if engine == "torch":
         torch.set_num_threads(threads)
     calls_per_turn = {}
@@ -51,7 +64,9 @@ def timings(
         for name, call in calls.items():
             seconds[name].append(_seconds(call, calls_per_turn[name]))
     results = []
+    share = 1 / AT_ONCE if engine == "quern_rt" else 1.0
     for name, times in seconds.items():
+        times = [share * one for one in times]
         low, median, high = quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
         results.append(Timing(name, engine, batch, threads, 1000 * median, 1000 * low, 1000 * high))
     return results
@@ -67,6 +82,17 @@ def _seconds(call: Callable[[], object], calls: int) -> float:
 def _torch_call(model: nn.Module, shape: tuple[int, ...], batch: int) -> Callable[[], object]:
     x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(1))
     return lambda: model(x)
+
+
+def _packed_call(path: Path, batch: int) -> Callable[[], object]:
+    network, random = runtime.load(path), np.random.default_rng(1)
+    inputs = []
+    for tensor in network.inputs:
+        shape = (AT_ONCE * batch, *tensor.shape)
+        numbers = random.standard_normal(shape) if tensor.dtype == np.float32 else random.integers(0, 2, shape)
+        inputs.append((numbers if tensor.dtype == np.float32 else 100 * numbers % 256).astype(tensor.dtype))
+    outputs = [np.empty((AT_ONCE * batch, *tensor.shape), tensor.dtype) for tensor in network.outputs]
+    return lambda: network.run_into(inputs, outputs)
 
 
 def _onnx_call(path: Path, shape: tuple[int, ...], batch: int, threads: int) -> Callable[[], object]:

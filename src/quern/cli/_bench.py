@@ -28,14 +28,15 @@ Examples:
 
 
 def bench(
-    models: Annotated[list[Path], typer.Argument(help="Folders of runs, .safetensors files, or .onnx files.")],
+    models: Annotated[list[Path], typer.Argument(help="Folders of runs, .safetensors, .onnx or .qrn files.")],
     batch: Annotated[list[int] | None, typer.Option(help="Images per call.", show_default="1 and 64")] = None,
     threads: Annotated[list[int] | None, typer.Option(help="CPU threads.", show_default="1 and 2")] = None,
     repeats: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 30,
     out: Annotated[Path | None, typer.Option(help="File for the numbers, as JSON.")] = None,
     json_: Json = False,
 ) -> None:
-    """Time networks next to each other, in torch and in onnxruntime. One network is compared with itself, compacted."""
+    """Time networks next to each other: in torch, in onnxruntime, and packed in the C runtime. One network is compared
+    with itself, compacted."""
     from quern import bench as benching
     from quern.bench.machine import facts
 
@@ -45,7 +46,7 @@ def bench(
     headers: dict[str, dict[str, Any]] = {}
     shape: tuple[int, ...] | None = None
     for path in models:
-        if path.suffix == ".onnx":
+        if path.suffix in (".onnx", ".qrn"):
             if not path.is_file():
                 raise QuernError(f"{path} is not there.")
             chosen[_unused(printable(path.name), chosen)] = path
@@ -59,7 +60,7 @@ def bench(
         chosen |= networks
         headers |= dict.fromkeys(networks, header)
     if shape is None:
-        raise QuernError("give at least one .safetensors file or run besides .onnx files.")
+        raise QuernError("give at least one .safetensors file or run besides .onnx and .qrn files.")
     timings = benching.bench(
         chosen,
         shape,

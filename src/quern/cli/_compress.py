@@ -35,6 +35,8 @@ Examples:
 
   quern compress --dataset cifar10 --flip --max-params 15000 --min-speedup 5 --out runs/cifar
 
+  quern compress --dataset mnist --max-flash 16k --max-ram 32k --out runs/device
+
   quern compress --dataset photos/ --image-size 32 --max-bytes 64k --out runs/photos
 
   quern compress --dataset cifar10 --start runs/cifar/dense/model.safetensors --max-params 8000 --out runs/cifar-8k
@@ -73,6 +75,8 @@ def compress(
     max_neurons: Annotated[int | None, of_budget(help="Quaternion neurons the small network may have.")] = None,
     max_params: Annotated[int | None, of_budget(help="Parameters the small network may have.")] = None,
     max_bytes: Annotated[str | None, of_budget(help="Bytes its file may have: 65536, 64k, 1M.")] = None,
+    max_flash: Annotated[str | None, of_budget(help="Bytes of its packed file, small/model.qrn: 16k.")] = None,
+    max_ram: Annotated[str | None, of_budget(help="Bytes of working memory the C runtime may need: 64k.")] = None,
     min_speedup: Annotated[
         float | None, of_budget(help="How many times faster it is to be: onnxruntime, one image, one thread.")
     ] = None,
@@ -116,7 +120,7 @@ def compress(
             **_run.request_of_run(context.params),
             start=str(start.resolve()) if start else None,
             penalty=_penalty(penalty, lambda_, any(limit is not None for limit in limits.values())),
-            budget={**limits, "max_bytes": _bytes(max_bytes)},
+            budget={**limits, **{name: _bytes(name, limits[name]) for name in ("max_bytes", "max_flash", "max_ram")}},
             stages=given,
         )
         sums = None
@@ -140,12 +144,13 @@ def _penalty(names: list[str] | None, weights: list[float] | None, budget: bool)
     return _run.penalty_terms(names, weights, plain_sums=False)
 
 
-def _bytes(text: str | None) -> int | None:
+def _bytes(name: str, text: str | None) -> int | None:
     if text is None:
         return None
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmM]?)[bB]?", text.strip())
     if not size:
-        raise TrainingError(f"--max-bytes is {text}, but must be a number such as 65536, 64k or 1M.")
+        option = f"--{name.replace('_', '-')}"
+        raise TrainingError(f"{option} is {text}, but must be a number such as 65536, 64k or 1M.")
     return round(float(size[1]) * {"": 1, "k": 1024, "m": 1024**2}[size[2].lower()])
 
 
@@ -212,7 +217,7 @@ def _compress(config: CompressRequest, sums: dict[str, str] | None, out: Path, q
     if not quiet:
         console = err_console if json_ else out_console
         console.print(comparison, highlight=False, soft_wrap=True)
-        say(f"in {out}: small/model.safetensors, small/model.onnx, record.json", err_console)
+        say(f"in {out}: small/model.safetensors, small/model.onnx, small/model.qrn, record.json", err_console)
         say(f"the report: {report}", err_console)
     if json_:
         typer.echo(json.dumps(comparison.to_dict()))

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,7 +16,10 @@ from quern.cli._options import DataDir, DatasetToCheck, Json, ModelFile
 from quern.errors import QuernError
 
 if TYPE_CHECKING:
-    from quern.export import Pixels
+    from rich.console import Console
+    from torch import nn
+
+    from quern.export import PackedReport, Pixels
 
 EXAMPLES = """
 Examples:
@@ -27,27 +31,40 @@ Examples:
   quern export small.safetensors small-int8.onnx --int8 --dataset mnist
 
   quern export small.safetensors small.pt2
+
+  quern export runs/demo small.qrn --pixels uint8 --dtype int8    (for the C runtime: quern.runtime, any device)
 """
+
+
+SUFFIXES = (".onnx", ".pt2", ".qrn")
 
 
 def export(
     model: ModelFile,
-    out: Annotated[Path, typer.Argument(help="File to write: .onnx, or .pt2 for torch.export.")],
+    out: Annotated[Path, typer.Argument(help="File to write: .onnx, .pt2 for torch.export, .qrn for the C runtime.")],
+    dtype: Annotated[
+        Literal["float32", "float16", "int8"],
+        typer.Option(metavar="<type>", help="Numbers of a .qrn file: float32, float16 (weights) or int8."),
+    ] = "float32",
     pixels: Annotated[
         Literal["none", "uint8", "float32"],
         typer.Option(help="Take raw images, bytes or numbers from 0 to 1, and normalise them inside."),
     ] = "none",
     int8: Annotated[bool, typer.Option("--int8", help="Weights and activations in 8 bits (.onnx).")] = False,
-    calibration: Annotated[int, typer.Option(help="Training images to find the ranges of --int8 with.")] = 512,
+    calibration: Annotated[int, typer.Option(help="Training images to find the ranges of int8 with.")] = 512,
     dataset: DatasetToCheck = None,
     data_dir: DataDir = None,
     json_: Json = False,
 ) -> None:
     """Write a network for other programs, checked against the original on real images first."""
-    if out.suffix not in (".onnx", ".pt2"):
-        raise QuernError(f"{out} ends in neither .onnx nor .pt2, so it is not clear what to write.")
+    if out.suffix not in SUFFIXES:
+        raise QuernError(
+            f"{out} ends in neither {', '.join(SUFFIXES[:-1])} nor .qrn, so it is not clear what to write."
+        )
     if int8 and out.suffix != ".onnx":
-        raise QuernError("--int8 is for .onnx files.")
+        raise QuernError("--int8 is for .onnx files: say --dtype int8 for a .qrn file.")
+    if dtype != "float32" and out.suffix != ".qrn":
+        raise QuernError("--dtype is for .qrn files: say --int8 for an .onnx file in 8 bits.")
     if calibration < 1:
         raise QuernError(f"--calibration is {calibration}, but there must be at least one image.")
     check_out(out)
@@ -57,8 +74,8 @@ def export(
 
     network, header = open_network(model)
     images = images_to_check(header, dataset, data_dir, model)
-    if int8 and images is None:
-        raise QuernError("--int8 needs images to find the ranges of numbers with: say --dataset.")
+    if (int8 or dtype == "int8") and images is None:
+        raise QuernError("int8 needs images to find the ranges of numbers with: say --dataset.")
     raw = _pixels(header, pixels, model)
     if raw is not None and images is not None and raw.top != images.top:
         raise QuernError(
@@ -73,6 +90,12 @@ def export(
             return images.normalize(part)
         return part.float() / raw.top if raw.dtype == "float32" else part
 
+    def typical() -> Any:
+        """Some training images, the same ones every time."""
+        assert images is not None
+        chosen = torch.randperm(len(images.train), generator=torch.Generator().manual_seed(0))[:calibration]
+        return prepared(images.train.pixels[chosen])
+
     if images is not None:
         example = prepared(images.test.pixels[:64])
     elif raw is not None and raw.dtype == "uint8":
@@ -81,30 +104,82 @@ def export(
         example = torch.rand(8, *image_shape(header, model))
     console = err_console if json_ else out_console
     result: dict[str, Any] = {"file": printable(out)}
+    tests = None if images is None else (prepared(images.test.pixels), images.test.labels)
+    if out.suffix == ".qrn":
+        report = exporting.to_packed(network, out, typical() if dtype == "int8" else example, dtype=dtype, pixels=raw)
+        result |= _packed(report, network, dtype, tests, raw, console)
+        if json_:
+            typer.echo(json.dumps(result))
+        return
     with tempfile.TemporaryDirectory(prefix="quern-export-") as folder:
         plain = Path(folder) / "plain.onnx" if int8 else out
         report = (exporting.to_onnx if out.suffix == ".onnx" else exporting.to_pt2)(network, plain, example, pixels=raw)
         what = f"{'float32: ' if int8 else f'{out}: '}{report.bytes:,} bytes, scores within {report.difference:.1e}"
         result |= {"bytes": report.bytes, "difference": report.difference}
-        if images is not None and out.suffix == ".onnx":
-            tests = prepared(images.test.pixels)
-            result["accuracy"] = exporting.accuracy(plain, tests, images.test.labels)
+        if tests is not None and out.suffix == ".onnx":
+            result["accuracy"] = exporting.accuracy(plain, *tests)
             what += f", {result['accuracy']:.2%} of the test images right"
         say(what, console)
         if int8:
-            assert images is not None
-            chosen = torch.randperm(len(images.train), generator=torch.Generator().manual_seed(0))[:calibration]
-            exporting.to_int8(plain, out, prepared(images.train.pixels[chosen]))
-            accuracy = exporting.accuracy(out, prepared(images.test.pixels), images.test.labels)
-            cost = 100 * (result["accuracy"] - accuracy)
+            assert tests is not None
+            exporting.to_int8(plain, out, typical())
+            accuracy = exporting.accuracy(out, *tests)
             result |= {"int8_bytes": out.stat().st_size, "int8_accuracy": accuracy}
-            say(
-                f"int8: {out}: {out.stat().st_size:,} bytes, {accuracy:.2%} of the test images right: "
-                f"{abs(cost):.2f} points {'less' if cost >= 0 else 'more'}",
-                console,
-            )
+            say(f"int8: {out}: {out.stat().st_size:,} bytes, {_lost(result['accuracy'], accuracy)}", console)
     if json_:
         typer.echo(json.dumps(result))
+
+
+def _lost(before: float, after: float) -> str:
+    cost = 100 * (before - after)
+    return f"{after:.2%} of the test images right: {abs(cost):.2f} points {'less' if cost >= 0 else 'more'}"
+
+
+def _packed(
+    report: "PackedReport", network: "nn.Module", dtype: str, tests: Any, raw: "Pixels | None", console: "Console"
+) -> dict[str, Any]:
+    """What is said of a packed network, and as numbers."""
+    import torch
+    from rich.table import Table
+
+    from quern import runtime
+
+    what = f"{printable(report.path)}: {report.bytes:,} bytes, {report.least_arena:,} bytes of working memory"
+    if report.arena > report.least_arena:
+        what += f" ({report.arena:,} to be fastest)"
+    say(what, console)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("layer", "stored", "of", "storage", "bytes"):
+        table.add_column(name, justify="left" if name in ("layer", "storage") else "right", no_wrap=True)
+    for layer in report.layers:
+        kind = "sparse" if layer.sparse else "dense"
+        table.add_row(layer.name, f"{layer.stored:,}", f"{layer.total:,}", kind, f"{layer.bytes:,}")
+    console.print(table)
+    result = {"bytes": report.bytes, "arena": report.arena, "least_arena": report.least_arena}
+    result |= {"difference": report.difference, "layers": [asdict(layer) for layer in report.layers]}
+    said = f"scores within {report.difference:.1e} of the network's"
+    if tests is not None:
+        images, labels = tests
+        scores = torch.from_numpy(runtime.load(report.path)(images.numpy()))
+        result["accuracy"] = float((scores.argmax(1) == labels).float().mean())
+        said += f", {result['accuracy']:.2%} of the test images right"
+        if dtype != "float32":
+            result["float32_accuracy"] = _accuracy(network, images, labels, raw)
+            said = said.rpartition(", ")[0] + f", {_lost(result['float32_accuracy'], result['accuracy'])}"
+    say(said, console)
+    return result
+
+
+def _accuracy(network: "nn.Module", images: Any, labels: Any, raw: "Pixels | None") -> float:
+    """Of the network in torch, on images as the file takes them."""
+    import torch
+
+    from quern.export import normalized
+
+    with torch.inference_mode():
+        parts = zip(images.split(500), labels.split(500), strict=True)
+        right = sum(int((network(normalized(x, raw)).argmax(1) == y).sum()) for x, y in parts)
+    return right / len(labels)
 
 
 def _pixels(header: dict[str, Any], kind: Literal["none", "uint8", "float32"], path: Path) -> "Pixels | None":

@@ -78,6 +78,11 @@ class _Raw(nn.Module):
         return self.network(self.normalized(image))
 
 
+def normalized(images: Tensor, pixels: Pixels | None) -> Tensor:
+    """Raw images as the network was trained on them; without ``pixels`` they are that already."""
+    return images if pixels is None else _Raw(nn.Identity(), pixels, torch.empty(0)).normalized(images)
+
+
 class Program:
     """The real form of ``model`` ready to be written, with the outputs it must have.
 

@@ -11,13 +11,18 @@ from quern.errors import TrainingError
 from quern.graph import spec_of
 from quern.graph.paths import has_rows
 from quern.penalties import Penalty
-from quern.pipeline._sizes import planned_size
+from quern.pipeline._sizes import Packs, planned_size
 from quern.records import Budget
 
 
 @torch.no_grad()
 def check_budget(
-    budget: Budget, model: nn.Module, penalty: Penalty, example: Tensor, images: dict[str, Any] | None = None
+    budget: Budget,
+    model: nn.Module,
+    penalty: Penalty,
+    example: Tensor,
+    images: dict[str, Any] | None = None,
+    packs: Packs | None = None,
 ) -> None:
     """TrainingError if no network that ``penalty`` makes of ``model`` can meet ``budget`` and still depend on its
     input: one that has a single neuron left in every layer that the penalty reaches. Speed is known only later."""
@@ -29,13 +34,15 @@ def check_budget(
     for layer in layers:
         for p in layer.parameters(recurse=False):
             (p if p.dim() == 1 else p.transpose(0, 1))[1:] = 0
-    least_size = planned_size(smallest, example, replace(budget, min_speedup=None), images)
+    least_size = planned_size(smallest, example, replace(budget, min_speedup=None), images, packs)
     if least_size is None:  # one neuron is not enough to live by, so this tells nothing
         return
     for name, limit, least in (
         ("max_neurons", budget.max_neurons, least_size.neurons),
         ("max_params", budget.max_params, least_size.parameters),
         ("max_bytes", budget.max_bytes, least_size.bytes),
+        ("max_flash", budget.max_flash, least_size.flash),
+        ("max_ram", budget.max_ram, least_size.ram),
     ):
         if limit is not None and least > limit:
             raise TrainingError(

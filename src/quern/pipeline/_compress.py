@@ -11,13 +11,14 @@ from typing import Any
 
 from torch import nn
 
+from quern import runtime
 from quern.bench.machine import facts
 from quern.data import ImageSet
 from quern.errors import Stopped, TrainingError, instead_of
 from quern.graph import batch_norms, check_module, quaternion_weights
 from quern.penalties import GammaL1, Penalty
 from quern.pipeline._budgets import check_budget
-from quern.pipeline._stages import Compressed, Job, Tell, run_stages
+from quern.pipeline._stages import Compressed, Job, Tell, packs_of, run_stages
 from quern.records import Budget
 from quern.train import Loaders, Settings, Source, Watcher, check_compacts, check_fits, find_device, held_out, source
 from quern.train.team import Team
@@ -33,6 +34,8 @@ def compress(
     max_neurons: int | None = None,
     max_params: int | None = None,
     max_bytes: int | None = None,
+    max_flash: int | None = None,
+    max_ram: int | None = None,
     min_speedup: float | None = None,
     max_drop: float | None = None,
     epochs: int = 12,
@@ -55,7 +58,8 @@ def compress(
 
     ``epochs`` train the dense network (0: it is trained already), ``grind`` drive neurons to zero under ``penalty``,
     ``heal`` train what is left, with the share ``distill`` of the loss asking for the dense network's answers.
-    ``max_neurons``, ``max_params``, ``max_bytes``, ``min_speedup`` and ``max_drop`` are the budget (:class:`Budget`),
+    ``max_neurons``, ``max_params``, ``max_bytes``, ``max_flash``, ``max_ram``, ``min_speedup`` and ``max_drop`` are the
+    budget (:class:`Budget`),
     for which λ is steered; the weights of the penalty then only say how its terms mix. Without a budget its own λ
     counts, ramped up over the first half of the grinding. With neither, the budget is one point of accuracy.
     ``options`` are further fields of :class:`quern.train.Settings`, for all stages; the batch is 100 if it is not said.
@@ -64,11 +68,19 @@ def compress(
     what is written down.
     """
     check_module(model)
-    limits = {"max_neurons": max_neurons, "max_params": max_params, "max_bytes": max_bytes}
-    for name, limit in (limits | {"min_speedup": min_speedup, "max_drop": max_drop}).items():
+    limits: dict[str, Any] = {
+        "max_neurons": max_neurons,
+        "max_params": max_params,
+        "max_bytes": max_bytes,
+        "max_flash": max_flash,
+    }
+    limits |= {"max_ram": max_ram, "min_speedup": min_speedup, "max_drop": max_drop}
+    for name, limit in limits.items():
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, Real)):
             raise TrainingError(f"{name} is {limit!r}, but must be a number.")
-    budget = Budget(max_neurons, max_params, max_bytes, min_speedup, max_drop)
+    budget = Budget(**limits)
+    if budget.of_packed:
+        runtime.check_built()
     if penalty is None and not budget:
         budget = Budget(max_drop=1.0)
     _check_names(options)
@@ -150,4 +162,5 @@ def _check_job(model: nn.Module, settings: Settings, budget: Budget, data: Image
         raise TrainingError("the loader to test with has no batches.")
     check_fits(model, data, batches)
     check_compacts(model, batches.example)
-    check_budget(budget, model, settings.penalty, batches.example, batches.image_format())
+    packs = packs_of(data, batches.example)
+    check_budget(budget, model, settings.penalty, batches.example, batches.image_format(), packs)

@@ -1,7 +1,7 @@
 """The folder of a run of ``compress``:
 
 config.json   what is to be done, by which a run goes on
-dense/        the dense network: history.jsonl, checkpoints, result.json, model.safetensors, model.onnx
+dense/        the dense network: history.jsonl, checkpoints, result.json, model.safetensors, model.onnx, model.qrn
 small/        the same for the small one, ground, healed and compacted
 samples.json  some test images with the answers of both networks, where the data are images of quern.data
 record.json   settings, data, machine, histories, the table, and what the budget came to

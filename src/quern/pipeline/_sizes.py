@@ -1,6 +1,8 @@
 """How large a network is without what died: by a plan of compaction, or counted in milliseconds."""
 
+import math
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -15,30 +17,49 @@ from quern.sparsity import measure, work
 
 @dataclass(frozen=True, kw_only=True)
 class Size(records.Size):
-    """How large a network is without what died. Multiply-adds and bytes are 0 where the budget does not ask for
-    them."""
+    """How large a network is without what died, ``flash`` and ``ram`` in bytes of the packed network. What the budget
+    does not ask for is 0."""
 
     parameters: Annotated[int, Between(1.0, 1e15)]
     macs: Count = 0
     bytes: Count = 0
+    flash: Count = 0
+    ram: Count = 0
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What a network takes as a packed one: bytes of its file, of which ``fixed`` are no weights, and of memory."""
+
+    bytes: int
+    fixed: int
+    ram: int
+
+
+Packs = Callable[[nn.Module], Packing]
 
 
 def planned_size(
-    model: nn.Module, example: Tensor, budget: Budget, images: dict[str, Any] | None = None
+    model: nn.Module, example: Tensor, budget: Budget, images: dict[str, Any] | None = None, packs: Packs | None = None
 ) -> Size | None:
-    """The size of what is left; None if nothing is: the output no longer depends on the input."""
+    """The size of what is left; None if nothing is: the output no longer depends on the input. ``packs`` says what a
+    network takes when it is packed."""
     whole_plan = plan(model, example)
     if whole_plan.dead:
         return None
     small, left = None, whole_plan.after
-    if budget.max_bytes is not None or budget.min_speedup is not None:
+    if budget.max_bytes is not None or budget.min_speedup is not None or budget.of_packed:
         small = compact(model, whole_plan)
-    macs, file_bytes = 0, 0
+    macs, file_bytes, packing = 0, 0, Packing(0, 0, 0)
+    if small is not None and budget.of_packed:
+        assert packs is not None
+        packing = packs(small)
     if small is not None and budget.min_speedup is not None:
         macs = measure(small, example).macs or 0
     if small is not None and budget.max_bytes is not None:
         file_bytes = _stored(small, images).bytes()
-    return Size(neurons=left.neurons, parameters=left.parameters, bytes=file_bytes, macs=macs)
+    more = {"bytes": file_bytes, "macs": macs, "flash": packing.bytes, "ram": packing.ram}
+    return Size(neurons=left.neurons, parameters=left.parameters, **more)
 
 
 def _stored(model: nn.Module, images: dict[str, Any] | None, before: io.Stored | None = None) -> io.Stored:
@@ -59,8 +80,11 @@ class SizeCounter:
         budget: Budget,
         images: dict[str, Any] | None,
         before: "SizeCounter | None",
+        packs: Packs | None,
     ) -> None:
         self._parameters = list(model.parameters())
+        self._packing = None if packs is None or budget.max_flash is None else packs(model)
+        self._needs_plans = budget.max_ram is not None  # memory is known of networks that are there
         self._census = census(model, example[:1])
         self._stored = None
         if budget.max_bytes is not None:
@@ -81,7 +105,7 @@ class SizeCounter:
     @property
     def counts(self) -> bool:
         """Whether this network can be counted at all."""
-        return self._census is not None
+        return self._census is not None and not self._needs_plans
 
     def size(self) -> Size | None:
         """None if the network is dead, or if there is no count of it."""
@@ -92,4 +116,9 @@ class SizeCounter:
         # A layer's multiply-adds are in proportion to its weights; one that is never narrowed keeps them.
         whole, left = self._weights, self._weights | counted.weights
         macs = sum(macs * left[name] // whole[name] for name, macs in self._macs.items())
-        return Size(neurons=counted.neurons, parameters=counted.parameters, bytes=file_bytes, macs=macs)
+        flash = 0
+        if self._packing is not None:  # about: weights are packed in proportion to parameters
+            share = counted.parameters / sum(p.numel() for p in self._parameters)
+            flash = math.ceil(self._packing.fixed + share * (self._packing.bytes - self._packing.fixed))
+        more = {"bytes": file_bytes, "macs": macs, "flash": flash}
+        return Size(neurons=counted.neurons, parameters=counted.parameters, **more)

@@ -17,17 +17,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quern import io
+from quern import io, runtime
 from quern._files import write_text
 from quern._size import size_of
-from quern.bench import time_onnx
+from quern.bench import time_onnx, time_packed
 from quern.data import Images, ImageSet
-from quern.errors import DeadNetworkWarning
-from quern.export import to_onnx
+from quern.errors import DeadNetworkWarning, ExportError, NoRuntimeError
+from quern.export import Pixels, packed_size, to_onnx, to_packed
 from quern.pipeline._answers import compare_answers, count_by_class, samples
 from quern.pipeline._folder import open_folder
+from quern.pipeline._sizes import Packing, Packs
 from quern.pipeline.steering import Steering
-from quern.records import Answers, Budget, Chance, Comparison, Network, schema
+from quern.records import Answers, Budget, Chance, Comparison, Network, PackedSize, schema
 from quern.records.schema import to_plain
 from quern.records.text import in_epochs
 from quern.sparsity import measure
@@ -96,12 +97,13 @@ def run_stages(
     times = time_onnx(
         {name: job.out / name / "model.onnx" for name in ("dense", "small")}, job.batches.example.shape[1:]
     )
+    packed = _packed_sizes(job)
     labels, outcomes = compare_answers(dense, small, held_out(job.batches))
     answers = count_by_class(labels, outcomes, job.data.classes if isinstance(job.data, ImageSet) else ())
     total = Answers.total(answers)
     compressed = Compressed(
-        _column(job, "dense", dense, dense_result, total.dense, times["dense"].median_ms),
-        _column(job, "small", small, small_result, total.small, times["small"].median_ms),
+        _column(job, "dense", dense, dense_result, total.dense, times["dense"].median_ms, packed.get("dense")),
+        _column(job, "small", small, small_result, total.small, times["small"].median_ms, packed.get("small")),
         budget,
         Chance(max(of_class.inputs for of_class in answers) / len(labels), len(labels)),
         answers,
@@ -173,7 +175,8 @@ def _grind(
     steer = None
     if budget:
         options = {"images": job.batches.image_format(), "dense_accuracy": dense_result.val_accuracy}
-        steer = Steering(budget, job.batches.example, speedup=speedup, trial=trial, **options)
+        packs = packs_of(job.data, job.batches.example)
+        steer = Steering(budget, job.batches.example, speedup=speedup, trial=trial, packs=packs, **options)
     job.tell(f"small network: {in_epochs(settings.epochs)} to grind, {settings.heal} to heal")
     small = copy.deepcopy(dense)
     return small, job.fit("small", small, settings, teacher=teacher, steer=steer)
@@ -201,15 +204,57 @@ class _FirstBatches:
 
 
 def _export(job: Job, name: str, network: nn.Module) -> None:
-    path = job.out / name / "model.onnx"
-    if job.resume and path.exists():
-        return
+    onnx, qrn = (job.out / name / f"model.{suffix}" for suffix in ("onnx", "qrn"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeadNetworkWarning)  # what became of the network is said elsewhere, once
-        to_onnx(network, path, job.example_batch())
+        if not (job.resume and onnx.exists()):
+            to_onnx(network, onnx, job.example_batch())
+        if job.resume and qrn.exists():
+            return
+        try:
+            example, pixels = _as_packed(job.data, job.example_batch())
+            to_packed(network, qrn, example, pixels=pixels)
+        except (ExportError, NoRuntimeError) as reason:
+            job.tell(f"{name}/model.qrn is left out: {reason}")
 
 
-def _column(job: Job, name: str, network: nn.Module, result: Result, accuracy: float, latency_ms: float) -> Network:
+def _as_packed(data: ImageSet | Loaders, example: Tensor) -> tuple[Tensor, Pixels | None]:
+    """What the packed network takes: images as they are in files, other inputs as the network does."""
+    if not isinstance(data, ImageSet):
+        return example.cpu(), None
+    return data.val.pixels[:64], Pixels(tuple(data.mean), tuple(data.std), top=data.top)
+
+
+def packs_of(data: ImageSet | Loaders, example: Tensor) -> Packs:
+    """What a network takes that is packed as the small one will be."""
+    raw, pixels = _as_packed(data, example)
+
+    def packs(model: nn.Module) -> Packing:
+        return Packing(*packed_size(model, raw[:2], pixels))
+
+    return packs
+
+
+def _packed_sizes(job: Job) -> dict[str, PackedSize]:
+    """Both packed networks next to each other, where they are there."""
+    files = {name: job.out / name / "model.qrn" for name in ("dense", "small")}
+    if not all(path.exists() for path in files.values()):
+        return {}
+    job.tell("timing both networks in the C runtime")
+    times = time_packed(files)
+    networks = {name: runtime.load(path) for name, path in files.items()}
+    return {name: PackedSize(one.bytes, one.least_arena, times[name].median_ms) for name, one in networks.items()}
+
+
+def _column(
+    job: Job,
+    name: str,
+    network: nn.Module,
+    result: Result,
+    accuracy: float,
+    latency_ms: float,
+    packed: PackedSize | None,
+) -> Network:
     size = measure(network, job.batches.example).size
     folder, tested = job.out / name, result.test_accuracy is not None
     return Network(
@@ -222,4 +267,5 @@ def _column(job: Job, name: str, network: nn.Module, result: Result, accuracy: f
         macs=size.macs or 0,
         latency_ms=latency_ms,
         seconds=result.seconds,
+        packed=packed,
     )

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from quern.compact import Plan, compact, plan
 from quern.errors import TrainingError
 from quern.graph import batch_norms
-from quern.pipeline._sizes import Size, SizeCounter, planned_size
+from quern.pipeline._sizes import Packs, Size, SizeCounter, planned_size
 from quern.records import Budget
 from quern.records.schema import Between, Count, Positive, Share, check
 from quern.train import Grinding
@@ -57,7 +57,8 @@ class Steering:
     """Chooses λ for :func:`quern.train.fit` so that the network meets ``budget``.
 
     ``example`` is an input of the network. ``speedup`` times a small network against the dense one, for
-    ``min_speedup``: multiply-adds lead there, the clock decides. ``trial`` heals a copy of a network for a while and
+    ``min_speedup``: multiply-adds lead there, the clock decides. ``packs`` says what a network takes when it is packed,
+    for ``max_flash`` and ``max_ram``. ``trial`` heals a copy of a network for a while and
     gives its accuracy, and ``dense_accuracy`` is that of the dense one, for ``max_drop`` alone: the network is ground
     smaller from epoch to epoch until the next epoch would take too much.
     """
@@ -71,10 +72,11 @@ class Steering:
         images: dict[str, Any] | None = None,
         speedup: Callable[[nn.Module], float] | None = None,
         trial: Callable[[nn.Module], float] | None = None,
+        packs: Packs | None = None,
         dense_accuracy: float = 0.0,
     ) -> None:
         self.budget, self.example, self.by_cost, self.images = budget, example, by_cost, images
-        self.speedup, self.trial, self.dense_accuracy = speedup, trial, dense_accuracy
+        self.speedup, self.trial, self.packs, self.dense_accuracy = speedup, trial, packs, dense_accuracy
         self._counter: SizeCounter | None = None
 
     def remove(self, now: Grinding) -> Plan | None:
@@ -84,8 +86,9 @@ class Steering:
         elif (dense := self._planned_size(now.model)) is None:
             return None
         else:
-            counted = self._counter_of(now.model).size()
-            agree = counted is not None and replace(counted, macs=dense.macs) == dense
+            counter = self._counter_of(now.model)
+            counted = counter.size() if counter.counts else None
+            agree = counted is not None and replace(counted, macs=dense.macs, flash=dense.flash) == dense
             now.memory.update(dense=asdict(dense), macs_ratio=self.budget.min_speedup, trials=[], counted=agree)
         return self._steps_and_plan(now, self._goal(now, now.milestone))[1]
 
@@ -174,7 +177,7 @@ class Steering:
         return accuracy - max(0.0, before - accuracy) < self.dense_accuracy - self.budget.max_drop / 100
 
     def _planned_size(self, model: nn.Module) -> Size | None:
-        return planned_size(model, self.example, self.budget, self.images)
+        return planned_size(model, self.example, self.budget, self.images, self.packs)
 
     def _size(self, now: Grinding) -> Size | None:
         """The size of what is left, None if nothing is; counted as long as counts and plans agree."""
@@ -186,7 +189,7 @@ class Steering:
 
     def _counter_of(self, model: nn.Module) -> SizeCounter:
         if self._counter is None or not self._counter.fits(model):
-            self._counter = SizeCounter(model, self.example, self.budget, self.images, self._counter)
+            self._counter = SizeCounter(model, self.example, self.budget, self.images, self._counter, self.packs)
         return self._counter
 
     def _excess(self, memory: dict[str, Any], size: Size) -> float:
@@ -201,6 +204,10 @@ class Steering:
             ratios.append(size.parameters / budget.max_params)
         if budget.max_bytes is not None:
             ratios.append(size.bytes / budget.max_bytes)
+        if budget.max_flash is not None:
+            ratios.append(size.flash / budget.max_flash)
+        if budget.max_ram is not None:
+            ratios.append(size.ram / budget.max_ram)
         if budget.min_speedup is not None:
             ratios.append(memory["macs_ratio"] * size.macs / dense.macs)
         return max(ratios)

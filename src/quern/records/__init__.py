@@ -26,6 +26,7 @@ from quern.records._compression import (
     Histories,
     LayerSizes,
     Network,
+    PackedSize,
     Request,
     SampleRow,
     Samples,
@@ -70,7 +71,19 @@ from quern.records._training import Course, Epoch, Phase, Result
 __all__ = ["DATASETS", "FAMILIES", "FIGURE2", "METHODS", "NEURONS", "PAPER", "TABLE1", "Answers", "Begun", "Budget"]
 __all__ += ["Chance", "Comparison", "CompressConfig", "CompressRequest", "Compression", "Course", "Dataset", "Deployed"]
 __all__ += ["Environment", "Epoch", "Family", "Histories", "LayerCounts", "LayerSizes", "LayerSparsity", "Method"]
-__all__ += ["Moduli", "Network", "Phase", "Reached", "Record", "Request", "Result", "Run", "SampleRow", "Samples"]
+__all__ += [
+    "Moduli",
+    "Network",
+    "PackedSize",
+    "Phase",
+    "Reached",
+    "Record",
+    "Request",
+    "Result",
+    "Run",
+    "SampleRow",
+    "Samples",
+]
 __all__ += ["Size", "Small", "Sparsity", "StageSettings", "TimingRow", "Timings", "TrainConfig", "TrainRequest"]
 __all__ += ["TrialRow", "Trials", "Verdict", "Written", "WrittenTerm", "Zeros", "check_known", "check_writable", "keep"]
 __all__ += ["read", "read_compression", "read_record", "record_path", "respelled", "without_penalty", "write"]

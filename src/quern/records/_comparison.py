@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from quern.errors import TrainingError
 from quern.records._compression import Answers, Chance, Network, Verdict
@@ -14,18 +14,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Budget:
-    """What the small network may take: quaternion neurons, parameters, bytes of its ``.safetensors`` file; how many
-    times faster than the dense one it has to be (onnxruntime, one input, one thread); and how many points of accuracy
-    it may lose."""
+    """What the small network may take: quaternion neurons, parameters, bytes of its ``.safetensors`` file, bytes of its
+    packed file (``max_flash``) and of the working memory that the C runtime needs for it (``max_ram``); how many times
+    faster than the dense one it has to be (onnxruntime, one input, one thread); and how many points of accuracy it may
+    lose."""
 
     max_neurons: int | None = None
     max_params: int | None = None
     max_bytes: int | None = None
+    max_flash: int | None = None
+    max_ram: int | None = None
     min_speedup: float | None = None
     max_drop: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_neurons", "max_params", "max_bytes"):
+        for name in self.sizes:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise TrainingError(f"{name} is {value}, but a network needs at least 1.")
@@ -34,9 +37,15 @@ class Budget:
         if self.max_drop is not None and not 0 <= self.max_drop < 100:
             raise TrainingError(f"max_drop is {self.max_drop}, but must be points of accuracy, from 0 to 100.")
 
+    sizes: ClassVar = ("max_neurons", "max_params", "max_bytes", "max_flash", "max_ram")
+
     @property
     def of_size(self) -> bool:
-        return any(limit is not None for limit in (self.max_neurons, self.max_params, self.max_bytes, self.min_speedup))
+        return any(getattr(self, name) is not None for name in (*self.sizes, "min_speedup"))
+
+    @property
+    def of_packed(self) -> bool:
+        return self.max_flash is not None or self.max_ram is not None
 
     def __bool__(self) -> bool:
         return self.of_size or self.max_drop is not None
@@ -78,9 +87,12 @@ class Comparison:
             ("neurons", budget.max_neurons, small.neurons),
             ("parameters", budget.max_params, small.parameters),
             ("bytes", budget.max_bytes, small.bytes),
+            ("bytes packed", budget.max_flash, small.packed and small.packed.bytes),
+            ("bytes of working memory", budget.max_ram, small.packed and small.packed.ram),
             (f"points of {small.judged_by} accuracy lost", budget.max_drop, 100 * (dense.accuracy - small.accuracy)),
         )
-        verdicts = [Verdict(what, float(a), float(b), b <= a) for what, a, b in most if a is not None]
+        known = ((what, a, b) for what, a, b in most if a is not None and b is not None)
+        verdicts = [Verdict(what, float(a), float(b), b <= a) for what, a, b in known]
         if budget.min_speedup is not None:
             faster = dense.latency_ms / small.latency_ms
             verdicts.append(Verdict("times faster", budget.min_speedup, faster, faster >= budget.min_speedup))
@@ -111,14 +123,20 @@ class Comparison:
             *each, (low, high) = Answers.total(self.answers).intervals()
             intervals = [f"{100 * a:.2f} to {100 * b:.2f}" for a, b in each]
             table.add_row("its 95 % interval", *intervals, f"{100 * low:+.2f} to {100 * high:+.2f}")
-        rows = (
+        rows: list[tuple[str, float, float, str]] = [
             ("neurons", dense.neurons, small.neurons, ",d"),
             ("parameters", dense.parameters, small.parameters, ",d"),
             ("file, bytes", dense.bytes, small.bytes, ",d"),
             ("ONNX file, bytes", dense.onnx_bytes, small.onnx_bytes, ",d"),
             ("multiply-adds, one input", dense.macs, small.macs, ",d"),
             ("onnxruntime, one input, one thread, ms", dense.latency_ms, small.latency_ms, ".3f"),
-        )
+        ]
+        if dense.packed is not None and small.packed is not None:
+            rows += [
+                ("packed file, bytes", dense.packed.bytes, small.packed.bytes, ",d"),
+                ("its working memory, bytes", dense.packed.ram, small.packed.ram, ",d"),
+                ("C runtime, one input, one thread, ms", dense.packed.latency_ms, small.packed.latency_ms, ".4f"),
+            ]
         for name, before, after, how in rows:
             ratio = f"{before / after:.1f}x" if after else "-"
             table.add_row(name, format(before, how), format(after, how), ratio)

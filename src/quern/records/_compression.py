@@ -96,11 +96,21 @@ class Begun(TypedDict):
     environment: NotRequired[Environment]
 
 
+@dataclass(frozen=True)
+class PackedSize:
+    """The packed network: bytes of its file, of the working memory that it can do with, and the median time of the C
+    runtime for one input, with all the memory that it can make use of."""
+
+    bytes: Count
+    ram: Count
+    latency_ms: Milliseconds
+
+
 @dataclass(frozen=True, kw_only=True)
 class Network(Size):
     """One column of the table: the network's size, and what it does. ``test_accuracy`` is None where there was nothing
     to test with; ``latency_ms`` is the median time of onnxruntime for one input on one thread, ``seconds`` how long it
-    was trained."""
+    was trained. ``packed`` is None in older files, and where there was no compiler."""
 
     test_accuracy: Share | None
     val_accuracy: Share
@@ -109,6 +119,7 @@ class Network(Size):
     onnx_bytes: Count
     latency_ms: Milliseconds
     seconds: Seconds
+    packed: PackedSize | None = None
 
     @property
     def judged_by(self) -> str:

@@ -32,6 +32,11 @@ ROWS = (
     ("macs", "multiply-adds, one input", 0),
     ("latency_ms", "onnxruntime, one input, one thread, ms", 3),
 )
+PACKED_ROWS = (
+    ("bytes", "packed file, bytes", 0),
+    ("ram", "its working memory, bytes", 0),
+    ("latency_ms", "C runtime, one input, one thread, ms", 4),
+)
 
 # Who is right, as a field of Answers and in words; what was lost comes first.
 KINDS = (
@@ -120,8 +125,11 @@ def _compared(dense: Network, small: Network, total: Answers | None) -> Table:
     if total is not None:
         *each, difference = total.intervals()
         rows.append((word("its 95\u00a0% interval"), *(word(_span(one)) for one in each), word(_span(difference, "+"))))
-    for key, name, digits in ROWS:
-        before, after = getattr(dense, key), getattr(small, key)
+    compared = [(name, digits, getattr(dense, key), getattr(small, key)) for key, name, digits in ROWS]
+    if dense.packed is not None and small.packed is not None:
+        for key, name, digits in PACKED_ROWS:
+            compared.append((name, digits, getattr(dense.packed, key), getattr(small.packed, key)))
+    for name, digits, before, after in compared:
         rows.append((word(name), number(before, digits), number(after, digits), ratio(before, after)))
     return Table("compared", "Dense and compacted", ("what", "dense", "compacted", "ratio"), (first, *rows))
 

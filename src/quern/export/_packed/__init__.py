@@ -23,7 +23,7 @@ from quern.graph.packing import FUNCTIONS, Packed, reshape
 from quern.graph.spec import own_spec
 from quern.runtime import PackedNetwork, check_built
 
-__all__ = ["PackedReport", "to_packed"]
+__all__ = ["PackedReport", "packed_size", "to_packed"]
 
 PackedDtype = Literal["float32", "float16", "int8"]
 # What scores may be off by, relative to the largest: rounding. In int8 nobody can say; the accuracy tells.
@@ -78,6 +78,13 @@ def to_packed(
         network = PackedNetwork(content, str(path))
         difference = _difference(program, network, dtype)
     return PackedReport(path, len(content), network.arena, network.least_arena, tuple(layers), difference)
+
+
+def packed_size(model: nn.Module, example: Example, pixels: Pixels | None = None) -> tuple[int, int, int]:
+    """The bytes of ``model`` as a packed network in float32, how many of them are no weights, and the working memory
+    that it can do with; without writing or comparing it."""
+    content, layers = pack(Program(model, example, pixels), "float32")
+    return len(content), len(content) - sum(layer.bytes for layer in layers), PackedNetwork(content).least_arena
 
 
 def pack(program: Program, dtype: PackedDtype) -> tuple[bytes, list[blob.StoredLayer]]:
