@@ -87,12 +87,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a run, or other files made for their module, stay on one worker, which makes them once."""
+    """Tests that share a run, or other files made for their module or folder, stay on the worker that makes them."""
     for item in items:
         if isinstance(item, pytest.Function) and not item.get_closest_marker("xdist_group"):
             fixtures = [definitions[-1] for definitions in item._fixtureinfo.name2fixturedefs.values()]
-            if any(fixture.scope == "module" and "tmp_path_factory" in fixture.argnames for fixture in fixtures):
-                item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            shared = {fixture.scope for fixture in fixtures if "tmp_path_factory" in fixture.argnames}
+            if "package" in shared:
+                item.add_marker(pytest.mark.xdist_group(item.path.parent.name))
+            elif "module" in shared:
+                item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
 
 
 @pytest.fixture(scope="session", autouse=True)

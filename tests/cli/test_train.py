@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file
 
 from quern.train import Result, checkpoint
 from tests.cli.conftest import TRAIN
@@ -21,7 +22,10 @@ from tests.commands import environment, here, quern, refused, start
 
 pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
 
+
 SHARED = [*TRAIN, "--dropout", "0", "--crop", "1", "--flip"]  # by two processes
+
+
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "quern"]
 
 
@@ -208,3 +212,14 @@ def test_bad_input_gets_one_sentence(straight: tuple[Path, str, str], tmp_path: 
     early = tmp_path / "early"  # a mistake that shows late does not spoil the folder
     assert "no device warp" in refused("train", "--device", "warp", "--quiet", "--out", early)
     here("train", "--epochs", "1", "--quiet", "--out", early)
+
+
+def test_the_command_to_train_takes_tol(tmp_path: Path) -> None:
+    common = ["--epochs", 1, "--penalty", "rq", "--lambda", 100, "--optimizer", "adam", "--ramp", 0, "--threads", 1]
+    out, err = quern("train", *common, "--tol", "0.01", "--out", tmp_path / "run", "--json")
+    found = load_file(tmp_path / "run" / "model.safetensors")
+    rows = np.concatenate([w.reshape(4, -1) for name, w in found.items() if name.endswith("weight")], 1)
+    share = (np.abs(rows) <= 0.01).mean()
+    assert json.loads(out)["sparsity"]["component_sparsity"] == share > 0
+    assert f"up to 0.01: {share:.1%} of components" in err
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["settings"]["tol"] == 0.01

@@ -15,7 +15,7 @@ from quern.report import write_run_report
 from tests.commands import here
 from tests.pipeline.conftest import SHORT
 from tests.small_tasks import Own, few_digits, same, shallow, size
-from tests.train.test_train import Stop
+from tests.train.short_runs import Stop
 
 pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
 

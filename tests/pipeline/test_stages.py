@@ -19,7 +19,7 @@ from quern.pipeline import Compressed
 from quern.records import Answers, read_compression
 from tests.pipeline.conftest import SHORT
 from tests.small_tasks import Own, same
-from tests.train.test_train import Stop
+from tests.train.short_runs import Stop
 
 pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
 

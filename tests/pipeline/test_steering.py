@@ -20,7 +20,7 @@ from quern.sparsity import measure
 from quern.train import Grinding, Settings, checkpoint, fit
 from tests.optim.test_ahead import equal, values
 from tests.small_tasks import deep, few_digits, few_milestones, shallow, size
-from tests.train.test_train import Stop
+from tests.train.short_runs import Stop
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from quern.errors import Stopped, TrainingError
 from quern.io.tensorfile import head_of, kinds_of, write_tensors
 from quern.penalties import RQL, GammaL1
 from quern.train import Settings, checkpoint, fit
-from tests.train.test_train import Stop
+from tests.train.short_runs import Stop
 
 pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
 
