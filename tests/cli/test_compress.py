@@ -14,7 +14,7 @@ from quern.cli._compress import _bytes
 from quern.errors import TrainingError
 from tests.commands import here, refused, start
 
-pytestmark = pytest.mark.xdist_group("compress")  # what they share takes long to make
+pytestmark = [pytest.mark.xdist_group("compress"), pytest.mark.slow]  # what they share takes long to make
 
 SHORT = ["--epochs", 2, "--grind", 2, "--heal", 1, "--threads", 1]
 BY_LAMBDA = [*SHORT, "--penalty", "gamma-beta", "--lambda", 8, "--lr", "0.01"]

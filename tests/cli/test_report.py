@@ -8,6 +8,7 @@ from tests.commands import here, refused
 from tests.sample_records import write_compress
 
 
+@pytest.mark.slow
 def test_the_command_reports_runs_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):
@@ -26,6 +27,7 @@ def test_the_command_reports_results_by_default(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "report" / "index.html").exists()
 
 
+@pytest.mark.slow
 def test_the_command_refuses_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_compress(tmp_path / "bad", dense=None)

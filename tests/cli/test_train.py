@@ -49,12 +49,14 @@ def test_a_run_says_what_it_reached(straight: tuple[Path, str, str]) -> None:
     assert config["sums"]
 
 
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_weights(straight: tuple[Path, str, str], tmp_path: Path) -> None:
     out, err = quern("train", *TRAIN, "--out", tmp_path / "run", "--quiet")
     assert (out, err) == ("", "")
     same_weights(tmp_path / "run", straight[0])
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_and_resumed_is_never_killed(straight: tuple[Path, str, str], tmp_path: Path) -> None:
     folder, moments = tmp_path / "run", random.Random(0)
     kills = 0
@@ -82,6 +84,7 @@ def test_killed_at_random_moments_and_resumed_is_never_killed(straight: tuple[Pa
     assert [line["epoch"] for line in lines] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_says_how_to_go_on(
     straight: tuple[Path, str, str], tmp_path: Path, number: signal.Signals
@@ -101,6 +104,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
     same_weights(folder, straight[0])
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_files(straight: tuple[Path, str, str], tmp_path: Path) -> None:
     """The system refuses to write more than 40,000 bytes to a file: enough for all but the checkpoint."""
     folder = tmp_path / "run"
@@ -128,6 +132,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("torchrun")  # what they share takes long to make
 def test_two_processes_give_the_losses_of_one(pair: Path, tmp_path: Path) -> None:
     here("train", *SHARED, "--out", tmp_path / "one", "--quiet")
@@ -140,6 +145,7 @@ def test_two_processes_give_the_losses_of_one(pair: Path, tmp_path: Path) -> Non
     assert "trained by 2 processes" in refused("train", "--resume", "--out", pair, "--quiet")
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("torchrun")  # what they share takes long to make
 def test_a_lost_worker_ends_the_run_and_it_goes_on(pair: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
@@ -214,6 +220,7 @@ def test_bad_input_gets_one_sentence(straight: tuple[Path, str, str], tmp_path: 
     here("train", "--epochs", "1", "--quiet", "--out", early)
 
 
+@pytest.mark.slow
 def test_the_command_to_train_takes_tol(tmp_path: Path) -> None:
     common = ["--epochs", 1, "--penalty", "rq", "--lambda", 100, "--optimizer", "adam", "--ramp", 0, "--threads", 1]
     out, err = quern("train", *common, "--tol", "0.01", "--out", tmp_path / "run", "--json")

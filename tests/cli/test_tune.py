@@ -19,6 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning") 
 FEW = ["--images", 128, "--epochs", 1, "--trials", 2]
 
 
+@pytest.mark.slow
 def test_the_command_finds_weights_that_reproduce_takes(tmp_path: Path) -> None:
     options = ["--lambdas", tmp_path / "l.toml", "--storage", tmp_path / "j", "--results", tmp_path / "r"]
     methods = ["--method", "rq", "--method", "gamma-bn", "--family", "quern"]

@@ -122,6 +122,7 @@ def plans(steps: tuple[str, ...]) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
+@pytest.mark.slow
 def test_dead_neurons_do_not_matter() -> None:
     counts = []
 
@@ -137,6 +138,7 @@ def test_dead_neurons_do_not_matter() -> None:
     assert min(dead_ones, alive_ones) > 200  # else the law says little
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_what_a_plan_removes() -> None:
     """The same networks with zeros, drawn for the tests of compaction: one definition of dead."""
     counts = []
@@ -183,6 +185,7 @@ def test_tolerance_counts_what_is_not_larger_as_zero() -> None:
         assert [row.dead_neurons for row in measure(model, x, tol).layers] == [gone, 0]
 
 
+@pytest.mark.slow
 def test_a_tolerance_is_the_same_as_zeros() -> None:
     @settings(max_examples=15)
     @given(plans(STEPS))

@@ -35,6 +35,7 @@ from tests.paper.small_runs import (
 )
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.usefixtures("quick"),
     pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning"),  # so short a training takes a large λ
 ]

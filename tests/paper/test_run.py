@@ -17,6 +17,7 @@ from quern.train import Settings
 from tests.paper.small_runs import DIGITS, EPOCHS, QUATERNIONS, QUERN_RUN, REAL_RUN, Local, timeless
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.usefixtures("quick"),
     pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning"),  # so short a training takes a large λ
 ]

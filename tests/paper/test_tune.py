@@ -56,6 +56,7 @@ def loading(monkeypatch: pytest.MonkeyPatch, test: Images) -> None:
     monkeypatch.setattr(data, "load", lambda *_: replace(DIGITS, test=test))
 
 
+@pytest.mark.slow
 def test_test_images_are_never_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forbidden = object.__new__(Forbidden)
     with pytest.raises(AssertionError, match="looked at"):
@@ -68,6 +69,7 @@ def test_test_images_are_never_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
     write_trials(tmp_path, "digits", found, SHORT)
 
 
+@pytest.mark.slow
 def test_other_test_images_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = tuned(tmp_path / "journal")
     noise = torch.randint(0, 17, DIGITS.test.pixels.shape, dtype=torch.uint8)
@@ -250,6 +252,7 @@ def test_what_is_in_the_journal_is_not_run_again(
     assert tried == []
 
 
+@pytest.mark.slow
 def test_methods_with_batch_normalisation_are_compared_with_such_a_network(tmp_path: Path) -> None:
     from quern.models import digits_qcnn
     from quern.train import Settings, fit
@@ -320,6 +323,7 @@ def test_nothing_to_compare_with_ends_the_search(tmp_path: Path, monkeypatch: py
         tuned(tmp_path / "journal")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [AssertionError("tell fails"), KeyboardInterrupt()])
 def test_stopped_and_gone_on_with_is_never_stopped(
     journal: tuple[Path, list[Trial]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: BaseException
@@ -349,6 +353,7 @@ def study_of(storage: Path, name: str = "digits/quern-rql-1-0-128x64-last3") -> 
     return optuna.load_study(study_name=name, storage=JournalStorage(JournalFileBackend(str(storage))))
 
 
+@pytest.mark.slow
 def test_a_signal_says_where_the_trials_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     impatient = Mock(Watcher)
     impatient.step.side_effect = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
@@ -363,6 +368,7 @@ def test_a_signal_says_where_the_trials_are(tmp_path: Path, monkeypatch: pytest.
     assert len(tried) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["another", "this one's number", "a living one's number"])
 def test_the_trial_of_a_process_that_is_gone_is_done_again(tmp_path: Path, who: str) -> None:
     expected = tuned(tmp_path / "whole", 3)
@@ -409,6 +415,7 @@ print(json.dumps([asdict(one) for one in found]))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_work(tmp_path: Path) -> None:
     storage = tmp_path / "journal"
     pair = [

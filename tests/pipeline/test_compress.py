@@ -49,6 +49,7 @@ def test_what_was_not_tested_is_not_called_so(loaders: tuple[Any, ...], tmp_path
     assert found.small.accuracy == pytest.approx(float(right.double().mean()))
 
 
+@pytest.mark.slow
 def test_by_default_a_point_of_accuracy_may_be_lost_and_nothing_is_left_behind(
     loaders: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def test_the_table_and_the_record(run: tuple[Path, Compressed, nn.Module]) -> No
     assert sum(layer["small"] for layer in layers.values()) == found.small.neurons < found.dense.neurons
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_onnx")
 def test_stopped_in_any_stage_and_resumed_is_never_stopped(
     loaders: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

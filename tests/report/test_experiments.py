@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import pytest
+
 from quern.report import write_report
 from quern.report._experiments import read_experiments
 from tests.report.pages import assert_self_contained
 from tests.sample_records import write_compress
 
 
+@pytest.mark.slow
 def test_the_report_of_experiments_is_whole_and_self_contained(experiments: tuple[Path, Path]) -> None:
     results, report = experiments
     seen = assert_self_contained(report / "index.html")
@@ -29,6 +32,7 @@ def test_the_report_of_experiments_is_whole_and_self_contained(experiments: tupl
         assert all(path.read_bytes().startswith(start) for path in report.glob(f"figures/*.{name}"))
 
 
+@pytest.mark.slow
 def test_the_same_records_give_the_same_bytes(experiments: tuple[Path, Path], tmp_path: Path) -> None:
     results, report = experiments
     again = write_report(results, tmp_path / "again").parent

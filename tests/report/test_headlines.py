@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from quern.report import _rows
 from quern.report._experiments import read_experiments
 from quern.report._load import load
@@ -9,6 +11,7 @@ from tests.report.pages import there
 from tests.sample_records import run_record, write_run
 
 
+@pytest.mark.slow
 def test_folded_sections_say_their_main_number(experiments: tuple[Path, Path], tmp_path: Path) -> None:
     results, _ = experiments
     page = read_experiments(results)

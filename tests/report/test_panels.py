@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from quern.report import write_report, write_run_report
 from quern.report._draw import pictures
 from quern.report._figures import Curves, Figure, Line
@@ -19,6 +21,7 @@ def test_phases_that_are_short_keep_their_names_apart() -> None:
     assert abs(first - second) >= 9
 
 
+@pytest.mark.slow
 def test_odd_numbers_do_not_stop_a_report(tmp_path: Path) -> None:
     """A validation loss that is not a number, one epoch, none at all, nothing left, nothing in it, one point only."""
     record = compress_record()

@@ -72,6 +72,7 @@ def write(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None
         write_tensors(file, head_of(kinds_of(tensors), json.dumps(state)), tensors)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_found_anywhere(stopped: Path, tmp_path: Path, images: ImageSet) -> None:
     whole = (stopped / "last.safetensors").read_bytes()
     path, chance = tmp_path / "last.safetensors", random.Random(0)

@@ -18,6 +18,7 @@ from tests.train.short_runs import COMPACTING, SHORT, Stop, build
 pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [[11], [22], [23, 18, 12]], ids=str)
 def test_a_compacting_run_is_resumed_bit_for_bit(images: ImageSet, tmp_path: Path, steps: list[int]) -> None:
     straight = build(norm="after_conv")
@@ -41,6 +42,7 @@ def test_a_checkpoint_from_before_a_setting_was_there_goes_on(images: ImageSet, 
         fit(build(), images, dataclasses.replace(SHORT, curves=True), tmp_path, resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["proximal-adam", "proximal-sgd", "adam"])
 @pytest.mark.parametrize("steps", [[1], [10], [13, 9, 12]], ids=str)
 def test_stopped_anywhere_and_resumed_is_never_stopped(

@@ -55,6 +55,7 @@ def test_a_run_has_its_phases_zeros_files_and_result(images: ImageSet, tmp_path:
     assert about["images"]["shape"] == [1, 8, 8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["proximal-adam", "proximal-sgd"])
 def test_what_dies_is_removed_while_training(images: ImageSet, tmp_path: Path, optimizer: Any) -> None:
     settings = dataclasses.replace(COMPACTING, optimizer=optimizer, lr=1e-2 if optimizer == "proximal-adam" else 1e-1)
@@ -74,6 +75,7 @@ def test_what_dies_is_removed_while_training(images: ImageSet, tmp_path: Path, o
     torch.testing.assert_close(small(x), model(x), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_compacting_does_not_change_the_steps_before_it(images: ImageSet) -> None:
     """The first compaction is before epoch 3; neurons that died with their β change nothing in training either, as
     long as the others do not let them come back."""
@@ -96,6 +98,7 @@ def test_a_network_that_cannot_be_compacted_says_so_at_once(images: ImageSet) ->
         compress(model, images)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["none", "after_conv"])
 @pytest.mark.parametrize("optimizer", ["proximal-adam", "adam"])
 def test_test_images_that_are_looked_at_every_epoch_change_nothing(
@@ -145,6 +148,7 @@ def test_a_history_line_has_what_a_reader_wants(images: ImageSet) -> None:
     assert (line.val_loss, line.val_accuracy) == (pytest.approx(loss), accuracy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["proximal-adam", "proximal-sgd", "adam"])
 def test_the_same_settings_give_the_same_weights(images: ImageSet, optimizer: Any) -> None:
     settings = dataclasses.replace(SHORT, optimizer=optimizer, crop=1, flip=True, label_smoothing=0.1)
