@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from quern.cli._compress import _bytes
 from quern.errors import TrainingError
-from tests.commands import here, refused, start
+from tests.commands import Started, here, refused
 
 pytestmark = [pytest.mark.xdist_group("compress"), pytest.mark.slow]  # what they share takes long to make
 
@@ -66,13 +66,13 @@ def test_killed_at_a_random_moment_and_resumed_is_never_killed(
     by_lambda: tuple[Path, str, str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    process = start("compress", *BY_LAMBDA, "--out", folder, "--quiet")
+    process = Started("compress", *BY_LAMBDA, "--out", folder, "--quiet")
     while not (folder / "small" / "last.safetensors").exists() and process.poll() is None:
         time.sleep(0.005)
     time.sleep(random.Random(1).uniform(0, 0.5))
     assert process.poll() is None
     process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.ended()
     assert not (folder / "record.json").exists()
     here("compress", "--resume", "--out", folder, "--quiet")
     for name in ("dense", "small"):

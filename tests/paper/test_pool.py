@@ -18,7 +18,7 @@ from quern.paper import _pool
 from quern.records import Record, Run
 from quern.records.schema import to_plain
 from quern.train import Settings
-from tests.commands import here, quern, refused, start
+from tests.commands import Started, here, quern, refused
 from tests.paper.small_runs import (
     EPOCHS,
     LAMBDAS,
@@ -47,13 +47,13 @@ ROOT = Path(__file__).parents[2]
 def test_killed_in_the_middle_it_goes_on(local: Local, tmp_path: Path) -> None:
     results, work = tmp_path / "results", tmp_path / "work"
     places = ["--results", results, "--work", work, "--lambdas", lambdas_file(tmp_path)]
-    process = start("reproduce", "table1", *ONE, *places)
+    process = Started("reproduce", "table1", *ONE, *places)
     [task] = paper.survey([QUERN_RUN], results, work, LAMBDAS)
     while not (task.folder / "history.jsonl").exists() and process.poll() is None:
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL, (out, err)
+    code, out, err = process.ended()
+    assert code == -signal.SIGKILL, (out, err)
     done = [json.loads(line) for line in (task.folder / "history.jsonl").read_text().splitlines()]
     assert 1 <= task.epoch == len(done) < EPOCHS
     out, _ = here("reproduce", "table1", *ONE, *places, "--dry-run")
