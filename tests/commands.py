@@ -2,10 +2,14 @@
 
 import contextlib
 import io
+import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -17,17 +21,60 @@ def environment() -> dict[str, str]:
     return {**kept, "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
 
 
-def start(*arguments: object, launcher: list[str] | None = None) -> subprocess.Popen[str]:
-    command = [*(launcher or [sys.executable, "-m", "quern"]), *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+_ready = multiprocessing.get_context("forkserver")
+_ready.set_forkserver_preload(["tests.commands", "quern.paper", "quern.pipeline", "torch._dynamo", "sklearn.datasets"])
+
+
+class Started:
+    """A command in a process of its own: a copy of one that has torch, which saves the seconds that importing takes."""
+
+    def __init__(self, *arguments: object, largest_file: int | None = None) -> None:
+        self._place = tempfile.TemporaryDirectory()
+        self._streams = [Path(self._place.name) / name for name in ("out", "err")]
+        words = ["quern", *map(str, arguments)]
+        given = (words, environment(), self._streams, largest_file)
+        self._process = _ready.Process(target=_run, args=given, daemon=True)
+        self._process.start()
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def ended(self, timeout: float = 300) -> tuple[int, str, str]:
+        """How it ended, and what it said on standard output and standard error."""
+        self._process.join(timeout)
+        code = self._process.exitcode
+        assert code is not None
+        out, err = (path.read_text("utf-8") if path.exists() else "" for path in self._streams)
+        self._place.cleanup()
+        return code, out, err
+
+
+def _run(words: list[str], variables: dict[str, str], streams: list[Path], largest_file: int | None) -> None:
+    for number, path in enumerate(streams, 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    os.environ.clear()
+    os.environ.update(variables)
+    if largest_file is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    sys.argv = words
+    main()
 
 
 def quern(*arguments: object, launcher: list[str] | None = None, code: int = 0) -> tuple[str, str]:
-    """Run to the end in a process of its own; what it said on standard output and standard error."""
-    process = start(*arguments, launcher=launcher)
+    """Run to the end by an interpreter of its own, as a user does; what it said on standard output and error."""
+    process = launched(*arguments, launcher=launcher)
     out, err = process.communicate(timeout=300)
     assert process.returncode == code, (out, err)
     return out, err
+
+
+def launched(*arguments: object, launcher: list[str] | None = None) -> subprocess.Popen[str]:
+    command = [*(launcher or [sys.executable, "-m", "quern"]), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
 
 
 def here(*arguments: object, code: int | None = 0) -> tuple[str, str]:

@@ -6,8 +6,9 @@ import os
 import pkgutil
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -16,19 +17,40 @@ from hypothesis import HealthCheck, settings
 if os.environ.get("QUERN_TYPECHECK") != "0":
     import jaxtyping
     from beartype import BeartypeConf, beartype
+    from jaxtyping._storage import pop_shape_memo, push_shape_memo
 
     check_types = beartype(conf=BeartypeConf(violation_type=jaxtyping.TypeCheckError))
-    check_shapes = jaxtyping.jaxtyped
+    check_anything = jaxtyping.jaxtyped
+    seen_inside: set[CodeType] = set()
+
+    def check_shapes(function: Any) -> Any:
+        """As jaxtyping's own decorator, which costs ten times as much at each call: it looks at arguments twice."""
+        checked = check_types(function)
+
+        @wraps(function)
+        def with_sizes(*args: Any, **options: Any) -> Any:
+            push_shape_memo({})
+            try:
+                return checked(*args, **options)
+            finally:
+                pop_shape_memo()
+
+        return with_sizes
 
     def check(*, typechecker: Any) -> Any:
-        """Shapes cost ten times what types cost at each call, so they are looked at only where there are some."""
-
         def decorated(what: Any) -> Any:
-            plain = inspect.isfunction(what) and not inspect.isgeneratorfunction(what)
+            if not inspect.isfunction(what) or inspect.isgeneratorfunction(what):
+                return check_anything(typechecker=typechecker)(what)
+            if "<locals>" in what.__qualname__:
+                # Made anew at each call of the function around it, and its check with it, which takes a millisecond.
+                if what.__code__ in seen_inside:
+                    return what
+                seen_inside.add(what.__code__)
+            annotations = repr(what.__annotations__)
             # Names in quotes may be of modules that only type checkers import: jaxtyping lets them pass.
-            if plain and not re.search("jaxtyping|ForwardRef|: '", repr(what.__annotations__)):
-                return check_types(what)
-            return check_shapes(typechecker=typechecker)(what)
+            if re.search("ForwardRef|: '", annotations):
+                return check_anything(typechecker=typechecker)(what)
+            return (check_shapes if "jaxtyping" in annotations else check_types)(what)
 
         return decorated
 
@@ -65,12 +87,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a run, or other files made for their module, stay on one worker, which makes them once."""
+    """Tests that share a run, or other files made for their module or folder, stay on the worker that makes them."""
     for item in items:
         if isinstance(item, pytest.Function) and not item.get_closest_marker("xdist_group"):
             fixtures = [definitions[-1] for definitions in item._fixtureinfo.name2fixturedefs.values()]
-            if any(fixture.scope == "module" and "tmp_path_factory" in fixture.argnames for fixture in fixtures):
-                item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            shared = {fixture.scope for fixture in fixtures if "tmp_path_factory" in fixture.argnames}
+            if "package" in shared:
+                item.add_marker(pytest.mark.xdist_group(item.path.parent.name))
+            elif "module" in shared:
+                item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,6 +18,7 @@ from quern.testing import assert_matches_real, assert_module_laws, assert_same_f
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.slow
 def test_import_waits_neither_for_torch_nor_for_its_compiler() -> None:
     """``torch._dynamo`` takes as long to load as the rest of torch."""
     code = f"""
@@ -143,6 +144,7 @@ def test_the_examples_in_the_documents_run(
     assert {path.name for path in tmp_path.iterdir()} == {"small.onnx", "small.safetensors"}
 
 
+@pytest.mark.slow
 def test_the_examples_of_extending_run(tmp_path: Path) -> None:
     """In a process of their own, since they register things. They assert what they show."""
     examples = [f"exec({part!r}, {{'__name__': 'example'}})" for part in python_blocks("docs/extending.md")]

@@ -10,6 +10,7 @@ from quern.export import to_onnx
 from tests.commands import here, refused
 
 
+@pytest.mark.slow
 def test_bench_compares_a_run_with_itself_compacted(run: Path) -> None:
     options = ("--batch", 1, "--threads", 1, "--repeats", 2)
     out, _ = here("bench", run, *options, "--out", run / "bench.json")

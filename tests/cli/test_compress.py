@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from quern.cli._compress import _bytes
 from quern.errors import TrainingError
-from tests.commands import here, refused, start
+from tests.commands import Started, here, refused
 
-pytestmark = pytest.mark.xdist_group("compress")  # what they share takes long to make
+pytestmark = [pytest.mark.xdist_group("compress"), pytest.mark.slow]  # what they share takes long to make
 
 SHORT = ["--epochs", 2, "--grind", 2, "--heal", 1, "--threads", 1]
 BY_LAMBDA = [*SHORT, "--penalty", "gamma-beta", "--lambda", 8, "--lr", "0.01"]
@@ -77,13 +77,13 @@ def test_killed_at_a_random_moment_and_resumed_is_never_killed(
     by_lambda: tuple[Path, str, str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    process = start("compress", *BY_LAMBDA, "--out", folder, "--quiet")
+    process = Started("compress", *BY_LAMBDA, "--out", folder, "--quiet")
     while not (folder / "small" / "last.safetensors").exists() and process.poll() is None:
         time.sleep(0.005)
     time.sleep(random.Random(1).uniform(0, 0.5))
     assert process.poll() is None
     process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.ended()
     assert not (folder / "record.json").exists()
     here("compress", "--resume", "--out", folder, "--quiet")
     for name in ("dense", "small"):
@@ -190,12 +190,12 @@ def test_a_mistake_that_shows_late_does_not_spoil_the_folder(tmp_path: Path) -> 
 
 
 def test_bytes_have_units() -> None:
-    sizes = {text: _bytes(text) for text in ("65536", "64k", "64 K", "64kB", "1M", "0.5m", "10b")}
+    sizes = {text: _bytes("max_bytes", text) for text in ("65536", "64k", "64 K", "64kB", "1M", "0.5m", "10b")}
     assert list(sizes.values()) == [65536, 65536, 65536, 65536, 2**20, 2**19, 10]
-    assert _bytes(None) is None
+    assert _bytes("max_bytes", None) is None
     for wrong in ("", "k", "-1", "1G", "1e3", "nan"):
         with pytest.raises(TrainingError, match=r"^--max-bytes is .*\.$"):
-            _bytes(wrong)
+            _bytes("max_bytes", wrong)
 
 
 def test_a_network_at_chance_ends_with_3_and_says_so(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from quern.export import accuracy
 from tests.commands import here, refused
 
 
+@pytest.mark.slow
 def test_raw_images_go_into_an_onnx_file_with_the_accuracy_of_the_network(run: Path, small: Path) -> None:
     out, _ = here("export", small, run / "small.onnx", "--pixels", "uint8", "--int8", "--calibration", 64, "--json")
     result = json.loads(out)

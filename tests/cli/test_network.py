@@ -67,6 +67,7 @@ def test_images_are_normalised_as_the_network_knows_them(run: Path, tmp_path: Pa
     assert "white is 16 in the images of the network and 255 in those of dim" in sentence
 
 
+@pytest.mark.slow
 def test_a_dead_network_is_said_and_written_all_the_same(run: Path, tmp_path: Path) -> None:
     network, header = io.load(run / "model.safetensors"), io.describe(run / "model.safetensors")
     with torch.no_grad():

@@ -4,9 +4,7 @@ import json
 import os
 import random
 import re
-import resource
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,14 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file
 
 from quern.train import Result, checkpoint
 from tests.cli.conftest import TRAIN
-from tests.commands import environment, here, quern, refused, start
+from tests.commands import Started, here, launched, quern, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
 
+
 SHARED = [*TRAIN, "--dropout", "0", "--crop", "1", "--flip"]  # by two processes
+
+
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "quern"]
 
 
@@ -45,21 +47,22 @@ def test_a_run_says_what_it_reached(straight: tuple[Path, str, str]) -> None:
     assert config["sums"]
 
 
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_weights(straight: tuple[Path, str, str], tmp_path: Path) -> None:
     out, err = quern("train", *TRAIN, "--out", tmp_path / "run", "--quiet")
     assert (out, err) == ("", "")
     same_weights(tmp_path / "run", straight[0])
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_and_resumed_is_never_killed(straight: tuple[Path, str, str], tmp_path: Path) -> None:
     folder, moments = tmp_path / "run", random.Random(0)
     kills = 0
     for attempt in range(40):
         resume = (folder / "config.json").exists()
-        process = start("train", *(["--resume"] if resume else TRAIN), "--out", folder)
+        process = Started("train", *(["--resume"] if resume else TRAIN), "--out", folder)
         if attempt >= 5:
-            process.communicate(timeout=300)
-            assert process.returncode == 0
+            assert process.ended()[0] == 0
             break
         before = (folder / "last.safetensors").stat().st_mtime_ns if (folder / "last.safetensors").exists() else 0
         while process.poll() is None:  # not before it trains again
@@ -71,24 +74,25 @@ def test_killed_at_random_moments_and_resumed_is_never_killed(straight: tuple[Pa
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             kills += 1
-        process.communicate()
+        process.ended()
     assert kills >= 2
     same_weights(folder, straight[0])
     lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_says_how_to_go_on(
     straight: tuple[Path, str, str], tmp_path: Path, number: signal.Signals
 ) -> None:
     folder = tmp_path / "run"
-    process = start("train", *TRAIN, "--out", folder)
+    process = Started("train", *TRAIN, "--out", folder)
     while not (folder / "history.jsonl").exists() and process.poll() is None:
         time.sleep(0.005)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, err
+    code, _, err = process.ended()
+    assert code == 128 + number, err
     assert f"stopped by {number.name}" in err
     assert f"go on with: quern train --resume --out {folder}" in err
     assert "Traceback" not in err
@@ -97,20 +101,15 @@ def test_a_signal_saves_and_says_how_to_go_on(
     same_weights(folder, straight[0])
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_files(straight: tuple[Path, str, str], tmp_path: Path) -> None:
     """The system refuses to write more than 40,000 bytes to a file: enough for all but the checkpoint."""
     folder = tmp_path / "run"
-    process = subprocess.run(
-        [sys.executable, "-m", "quern", "train", *TRAIN, "--out", str(folder), "--quiet"],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000)),
-        capture_output=True,
-        text=True,
-        env=environment(),
-    )
-    assert process.returncode == 1
-    assert process.stderr.count("\n") == 1, process.stderr
-    assert "last.safetensors could not be written" in process.stderr
-    assert "File too large" in process.stderr
+    code, _, err = Started("train", *TRAIN, "--out", folder, "--quiet", largest_file=40_000).ended()
+    assert code == 1
+    assert err.count("\n") == 1, err
+    assert "last.safetensors could not be written" in err
+    assert "File too large" in err
     assert sorted(p.name for p in folder.iterdir()) == ["best.safetensors", "config.json"]
     here("train", "--resume", "--out", folder, "--quiet")
     same_weights(folder, straight[0])
@@ -124,6 +123,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("torchrun")  # what they share takes long to make
 def test_two_processes_give_the_losses_of_one(pair: Path, tmp_path: Path) -> None:
     here("train", *SHARED, "--out", tmp_path / "one", "--quiet")
@@ -136,10 +136,11 @@ def test_two_processes_give_the_losses_of_one(pair: Path, tmp_path: Path) -> Non
     assert "trained by 2 processes" in refused("train", "--resume", "--out", pair, "--quiet")
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("torchrun")  # what they share takes long to make
 def test_a_lost_worker_ends_the_run_and_it_goes_on(pair: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = start("train", *SHARED, "--out", folder, launcher=TORCHRUN)
+    process = launched("train", *SHARED, "--out", folder, launcher=TORCHRUN)
     while not (folder / "history.jsonl").exists() and process.poll() is None:
         time.sleep(0.005)
     workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -208,3 +209,15 @@ def test_bad_input_gets_one_sentence(straight: tuple[Path, str, str], tmp_path: 
     early = tmp_path / "early"  # a mistake that shows late does not spoil the folder
     assert "no device warp" in refused("train", "--device", "warp", "--quiet", "--out", early)
     here("train", "--epochs", "1", "--quiet", "--out", early)
+
+
+@pytest.mark.slow
+def test_the_command_to_train_takes_tol(tmp_path: Path) -> None:
+    common = ["--epochs", 1, "--penalty", "rq", "--lambda", 100, "--optimizer", "adam", "--ramp", 0, "--threads", 1]
+    out, err = here("train", *common, "--tol", "0.01", "--out", tmp_path / "run", "--json")
+    found = load_file(tmp_path / "run" / "model.safetensors")
+    rows = np.concatenate([w.reshape(4, -1) for name, w in found.items() if name.endswith("weight")], 1)
+    share = (np.abs(rows) <= 0.01).mean()
+    assert json.loads(out)["sparsity"]["component_sparsity"] == share > 0
+    assert f"up to 0.01: {share:.1%} of components" in err
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["settings"]["tol"] == 0.01

@@ -47,6 +47,7 @@ BUILDERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILDERS)
 @given(seed=SEEDS)
 @settings(max_examples=8)
@@ -79,6 +80,7 @@ def test_a_count_is_what_a_plan_says_whatever_became_zero_since(name: str, seed:
         assert path.stat().st_size == stored.bytes(found) == stored.bytes(counting.plan()) == io.Stored(small).bytes()
 
 
+@pytest.mark.slow
 def test_random_networks_are_counted_as_they_are_planned_or_not_at_all() -> None:
     tally = {"counted": 0, "not": 0, "dead": 0}
 

@@ -40,6 +40,7 @@ def wide(model: nn.Module, x: Tensor) -> list[Tensor]:
         return tensors_of(copy.deepcopy(model).double().eval()(x.double()))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(SEEDS, st.sampled_from(DTYPES), st.booleans())
 def test_where_there_is_nothing_to_remove_every_bit_stays(seed: int, dtype: torch.dtype, in_place: bool) -> None:
@@ -104,6 +105,7 @@ def test_a_tolerance_zeroes_weights_and_nothing_else(dtype: torch.dtype) -> None
     assert difference(wide(cut, x), wide(small, x)) <= 1e-12
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(SEEDS, st.sampled_from(HALVES))
 def test_random_networks_in_16_bits(seed: int, dtype: torch.dtype) -> None:

@@ -69,6 +69,7 @@ def convolutions(draw: Any) -> tuple[Callable[[], Any], bool, bool]:
 BETWEEN = st.sampled_from((nn.Identity, nn.Dropout, qnn.QDropout))
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(convolutions(), st.booleans(), st.booleans(), BETWEEN, st.booleans())
 def test_a_convolution_takes_the_norm_next_to_it(

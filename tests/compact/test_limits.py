@@ -12,17 +12,7 @@ from quern import functional as F
 from quern import nn as qnn
 from quern.compact import compact, plan
 from quern.errors import CompactionError, NotFiniteWarning, QuernError
-from tests.networks import (
-    F64,
-    Wired,
-    kill,
-    numbers,
-    random_values,
-    shapes,
-    smaller,
-    two,
-    widths,
-)
+from tests.networks import F64, Wired, kill, numbers, random_values, shapes, smaller, two, widths
 
 
 def test_hooks_parametrizations_and_shared_parameters_keep_a_layer_whole() -> None:

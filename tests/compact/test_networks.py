@@ -42,6 +42,7 @@ def same(a: nn.Module, b: nn.Module) -> bool:
     return list(first) == list(second) and all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_outputs_are_the_same_at_every_size(capsys: pytest.CaptureFixture[str]) -> None:
     tally = Tally()
 
@@ -89,6 +90,7 @@ def with_unknown(one: Drawn, rng: random.Random) -> Drawn:
     return one
 
 
+@pytest.mark.slow
 def test_layers_without_a_rule_leave_the_outputs_as_they_are() -> None:
     refused, removed = 0, []
 
@@ -115,7 +117,6 @@ def test_layers_without_a_rule_leave_the_outputs_as_they_are() -> None:
     assert sum(removed) / len(removed) > 0.15  # else the law says little
 
 
-@settings(max_examples=25)
 @given(SEEDS)
 def test_nothing_is_left_to_remove(seed: int) -> None:
     one = drawn(seed)
@@ -126,6 +127,7 @@ def test_nothing_is_left_to_remove(seed: int) -> None:
     assert again.dead == found.dead
 
 
+@pytest.mark.slow
 def test_a_dead_network_gives_the_same_for_every_input() -> None:
     found = []
 
@@ -149,7 +151,6 @@ def test_a_dead_network_gives_the_same_for_every_input() -> None:
     assert sum(dead for _, dead in found) > 0.8 * same  # else it would say little
 
 
-@settings(max_examples=25)
 @given(SEEDS)
 def test_a_plan_can_be_written_down_and_done_again(seed: int) -> None:
     one = drawn(seed)
@@ -161,7 +162,6 @@ def test_a_plan_can_be_written_down_and_done_again(seed: int) -> None:
     assert same(compact(one.model, found), compact(copy.deepcopy(one.model), read))
 
 
-@settings(max_examples=25)
 @given(SEEDS)
 def test_compacted_twice_is_one_step_from_a_fresh_network(seed: int) -> None:
     """This is how files are read: a network is built, made as small, and filled."""
@@ -187,7 +187,6 @@ def _run(model: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
     return found
 
 
-@settings(max_examples=12)
 @given(SEEDS)
 def test_a_tolerance_is_the_same_as_zeros(seed: int) -> None:
     one = drawn(seed)

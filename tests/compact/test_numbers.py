@@ -42,6 +42,7 @@ def the_same(model: nn.Module, *inputs: tuple[Any, ...], **options: Any) -> Any:
     return small
 
 
+@pytest.mark.slow
 def test_sizes_and_numbers_are_not_constant() -> None:
     removed = []
 

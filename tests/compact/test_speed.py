@@ -96,6 +96,7 @@ def fill_zeros_(model: nn.Module) -> None:
             p.copy_(torch.where(p == 0, torch.rand_like(p) + 0.5, p))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", [False, True])
 @settings(max_examples=40)
 @given(st.integers(0, 1 << 30))

@@ -12,13 +12,7 @@ from quern import data
 from quern.data import _registry
 from quern.data._registry import SOURCES
 from quern.errors import DataError
-from tests.data.made_sets import (
-    MNIST,
-    World,
-    flipped,
-    idx_files,
-    put,
-)
+from tests.data.made_sets import MNIST, World, flipped, idx_files, put
 
 
 def test_fetch_and_verify(world: World) -> None:

@@ -103,6 +103,7 @@ def convolutions(draw: Any) -> tuple[Callable[[], Any], int]:
     return make, space
 
 
+@pytest.mark.slow
 @given(convolutions(), st.booleans(), st.booleans())
 def test_convolutions_of_every_kind(layer: tuple[Callable[[], Any], int], constant: bool, last: bool) -> None:
     make, space = layer
@@ -212,6 +213,7 @@ def test_what_has_no_real_form_is_named() -> None:
 # ------------------------------------------------------------------------------------------------------------ files
 
 
+@pytest.mark.slow
 def test_files_run_where_there_is_no_quern(tmp_path: Path) -> None:
     x = torch.randn(3, 8, 6, 6)
     layers = (qnn.QConv2d(8, 8, 3, padding=1, groups=2), qnn.QBatchNorm2d(8), qnn.QModReLU(8), qnn.QMaxPool2d(2))
@@ -234,6 +236,7 @@ assert not [name for name in sys.modules if name.startswith("quern.")]
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", models.BUILDERS)
 def test_every_network_can_be_written(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     x = images_for(name, 4)
@@ -250,6 +253,7 @@ def test_every_network_can_be_written(name: str, tmp_path: Path, capfd: pytest.C
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_layers_beyond_the_networks_can_be_written(tmp_path: Path) -> None:
     conv = qnn.QConv2d(8, 16, (2, 3), padding="same")
     conv.constant = nn.Parameter(torch.randn(4, 4, 1, 2, 3))
@@ -296,6 +300,7 @@ class Branches(nn.Module):
         return self.last(y if mask is None else y * mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_networks_of_several_inputs_have_every_form(count: int, tmp_path: Path) -> None:
     import onnx
@@ -389,6 +394,7 @@ def test_int8_keeps_the_accuracy_and_a_third_of_the_bytes(digits: Any, tmp_path:
     assert sum(node.op_type == "QuantizeLinear" for node in nodes) >= 3
 
 
+@pytest.mark.slow
 def test_int8_of_a_residual_network(tmp_path: Path) -> None:
     raw = torch.randint(0, 256, (60, 3, 8, 8), dtype=torch.uint8)
     model = lived_in(models.qresnet20(widths=(8, 8, 16)), torch.randn(8, 3, 8, 8)).eval()

@@ -16,11 +16,7 @@ from torch import nn
 from quern import compact, models
 from quern.compact import folding
 from quern.errors import FileError
-from tests.io.hostile import (
-    HOSTILE,
-    header_of,
-    sealed,
-)
+from tests.io.hostile import HOSTILE, header_of, sealed
 from tests.io.network_files import (
     IMAGES,
     Tied,

@@ -20,10 +20,7 @@ from torch import Tensor, nn
 from quern import io, models
 from quern.errors import FileError, NotFiniteWarning
 from quern.models import Recipe, recipe_of, set_recipe
-from tests.io.hostile import (
-    TINY,
-    edited,
-)
+from tests.io.hostile import TINY, edited
 from tests.io.network_files import (
     IMAGES,
     INPUTS,

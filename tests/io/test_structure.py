@@ -15,11 +15,7 @@ from quern import compact, io, models
 from quern.compact import folding
 from quern.errors import FileError
 from quern.models import Recipe, recipe_of, set_recipe
-from tests.io.hostile import (
-    edited,
-    header_of,
-    narrowed,
-)
+from tests.io.hostile import edited, header_of, narrowed
 from tests.io.network_files import (
     INPUTS,
     WIDTHS,

@@ -79,6 +79,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("between", BETWEEN)
 def test_a_frozen_dead_neuron_is_the_same_in_eval_mode(between: str, optimizer: str) -> None:
@@ -96,6 +97,7 @@ def test_any_batch_normalisation_will_do(norm: str) -> None:
     assert difference(net) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_proximal_optimizer_holds_dead_neurons_still(norm: str) -> None:
     """As long as a neuron is dead: here its weights have no gradient that would bring it back."""
@@ -150,6 +152,7 @@ def test_what_is_held_is_let_go() -> None:
     assert (net[0].bias != before)[:, DEAD].any()
 
 
+@pytest.mark.slow
 def test_a_network_that_cannot_be_traced_is_held_still_too() -> None:
     class Branching(nn.Module):
         def __init__(self) -> None:

@@ -74,6 +74,7 @@ def test_a_penalty_without_measure_leaves_a_path(kind: str, optimizer: str) -> N
     assert depends_on_its_input(net)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["none", "after_conv", "after_activation"])
 def test_clipped_gradients_do_not_kill(norm: models.Norm) -> None:
     """Clipped by torch, Adam's threshold is many times larger; the network lives, and its owner is told of λ."""
@@ -103,6 +104,7 @@ def test_nothing_is_said_or_kept_where_nothing_is_lost() -> None:
     assert 0 < measure(one).quaternion_sparsity < 1
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10_000), kind=st.sampled_from(["rq", "rql", "l1"]))
 @settings(max_examples=8)
 def test_random_networks_live(seed: int, kind: str) -> None:

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,15 @@ from quern.data import Images, ImageSet
 from quern.errors import Diverged, RecordError, Stopped
 from quern.nn import QBatchNorm2d
 from quern.paper import build, read_lambdas, settings_of, tune
-from quern.paper.tune import LAST, RANGE, Short, Trial, chosen, next_weight, write_lambdas, write_trials
-from quern.records import DATASETS, METHODS, Run, without_penalty
+from quern.paper.tune import LAST, RANGE, Trial, chosen, next_weight, write_lambdas, write_trials
+from quern.records import DATASETS, Run
 from quern.sparsity import measure
 from quern.train import Result, Settings, Watcher, fit
-from tests.commands import here, refused
+from tests.paper.trials import SHORT, counted, trial
 
 pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
 
-SHORT = Short(images=128, batch=64, epochs=1)
+
 DIGITS = data.load("digits")
 
 
@@ -40,35 +39,8 @@ def tuned(storage: Path, trials: int = 3, methods: tuple[str, ...] = ("rql",), *
     return tune.tune("digits", ["quern"], methods, storage, trials, SHORT, **options)
 
 
-def trial(
-    accuracy: float,
-    sparsity: float,
-    method: str = "rq",
-    weight: float | None = 1.0,
-    family: str = "quern",
-    died: str | None = None,
-) -> Trial:
-    return Trial(family, method, weight, accuracy, sparsity, sparsity, sparsity / 2, 100, died)
-
-
 def none(accuracy: float, family: str = "quern") -> Trial:
     return trial(accuracy, 0.0, "none", None, family)
-
-
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
-    """The λs of the trials that are really run from here on."""
-    tried: list[float | None] = []
-    real = tune.try_weight
-
-    def spy(images: ImageSet, run: Any, weight: float | None, *rest: Any) -> Trial:
-        tried.append(weight)
-        return real(images, run, weight, *rest)
-
-    monkeypatch.setattr(tune, "try_weight", spy)
-    return tried
-
-
-# The test set.
 
 
 class Forbidden(Images):
@@ -84,6 +56,7 @@ def loading(monkeypatch: pytest.MonkeyPatch, test: Images) -> None:
     monkeypatch.setattr(data, "load", lambda *_: replace(DIGITS, test=test))
 
 
+@pytest.mark.slow
 def test_test_images_are_never_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forbidden = object.__new__(Forbidden)
     with pytest.raises(AssertionError, match="looked at"):
@@ -96,6 +69,7 @@ def test_test_images_are_never_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
     write_trials(tmp_path, "digits", found, SHORT)
 
 
+@pytest.mark.slow
 def test_other_test_images_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = tuned(tmp_path / "journal")
     noise = torch.randint(0, 17, DIGITS.test.pixels.shape, dtype=torch.uint8)
@@ -123,9 +97,9 @@ def test_a_trial_trains_on_as_many_images_as_were_asked_for() -> None:
     assert len(tune.without_test(DIGITS, 10**6).train) == len(DIGITS.train)
 
 
-# What is chosen.
-
 shares = st.integers(0, 4).map(lambda n: n / 4)
+
+
 some_trials = st.lists(st.tuples(shares, shares, st.booleans()), min_size=1, max_size=8)
 
 
@@ -228,9 +202,6 @@ def test_a_penalty_on_neurons_is_judged_by_neurons() -> None:
     assert trial(0.9, 0.6, "rq-bn").sparsity == 0.6
 
 
-# Studies.
-
-
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Trial]]:
     path = tmp_path_factory.mktemp("tune") / "deep" / "journal"
@@ -281,6 +252,7 @@ def test_what_is_in_the_journal_is_not_run_again(
     assert tried == []
 
 
+@pytest.mark.slow
 def test_methods_with_batch_normalisation_are_compared_with_such_a_network(tmp_path: Path) -> None:
     from quern.models import digits_qcnn
     from quern.train import Settings, fit
@@ -351,6 +323,7 @@ def test_nothing_to_compare_with_ends_the_search(tmp_path: Path, monkeypatch: py
         tuned(tmp_path / "journal")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [AssertionError("tell fails"), KeyboardInterrupt()])
 def test_stopped_and_gone_on_with_is_never_stopped(
     journal: tuple[Path, list[Trial]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: BaseException
@@ -380,6 +353,7 @@ def study_of(storage: Path, name: str = "digits/quern-rql-1-0-128x64-last3") -> 
     return optuna.load_study(study_name=name, storage=JournalStorage(JournalFileBackend(str(storage))))
 
 
+@pytest.mark.slow
 def test_a_signal_says_where_the_trials_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     impatient = Mock(Watcher)
     impatient.step.side_effect = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
@@ -394,6 +368,7 @@ def test_a_signal_says_where_the_trials_are(tmp_path: Path, monkeypatch: pytest.
     assert len(tried) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["another", "this one's number", "a living one's number"])
 def test_the_trial_of_a_process_that_is_gone_is_done_again(tmp_path: Path, who: str) -> None:
     expected = tuned(tmp_path / "whole", 3)
@@ -440,6 +415,7 @@ print(json.dumps([asdict(one) for one in found]))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_work(tmp_path: Path) -> None:
     storage = tmp_path / "journal"
     pair = [
@@ -463,9 +439,6 @@ def test_two_processes_share_the_work(tmp_path: Path) -> None:
     done = [[line for line in err.splitlines() if "on validation images" in line] for _, err in ended]
     assert sum(map(len, done)) == 9
     assert all(done), "one of them did nothing"
-
-
-# Files.
 
 
 def test_what_a_file_of_weights_says_of_itself_stays(tmp_path: Path) -> None:
@@ -543,97 +516,6 @@ def test_a_damaged_record_of_trials_is_one_sentence(tmp_path: Path) -> None:
         assert path.read_text() == text
 
 
-# The command.
-
-FEW = ["--images", 128, "--epochs", 1, "--trials", 2]
-
-
-def test_the_command_finds_weights_that_reproduce_takes(tmp_path: Path) -> None:
-    options = ["--lambdas", tmp_path / "l.toml", "--storage", tmp_path / "j", "--results", tmp_path / "r"]
-    methods = ["--method", "rq", "--method", "gamma-bn", "--family", "quern"]
-    out, err = here("tune", "--dataset", "digits", *methods, *FEW, *options)
-    weights = read_lambdas(tmp_path / "l.toml")["digits"]["quern"]
-    assert weights.keys() == {"rq", "gamma-bn"}
-    rows = json.loads((tmp_path / "r" / "digits" / "tuning.json").read_text())["trials"]
-    picked = {row["method"]: row["lambda"] for row in rows if row["chosen"]}
-    assert picked.keys() == weights.keys()
-    for method, weight in picked.items():
-        assert math.isclose(weight, weights[method], rel_tol=1e-3)
-        assert f"{weight:.4g}" in out
-    assert len(rows) == 6  # two of each, and one of each kind of network without penalty
-    assert err.count("on validation images") == 6
-    assert "quern reproduce --lambdas" in err
-    dry = ["reproduce", "table1", "--dataset", "digits", "--family", "quern", "--method", "rq", "--dry-run"]
-    out, _ = here(*dry, "--lambdas", tmp_path / "l.toml", "--results", tmp_path / "none")
-    assert f"λ = {weights['rq']:g}" in out
-
-
-def test_without_names_the_command_tunes_every_penalty_of_both_families_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tune, "try_weight", lambda _, run, weight, __: trial(0.9, 0.5, run.method, weight, run.family))
-    options = ["--lambdas", tmp_path / "l.toml", "--storage", tmp_path / "j", "--results", tmp_path / "r"]
-    here("tune", "--dataset", "digits", "--trials", 2, *options)
-    rows = json.loads((tmp_path / "r" / "digits" / "tuning.json").read_text())["trials"]
-    tried: dict[tuple[str, str], int] = {}
-    for row in rows:
-        tried[row["family"], row["method"]] = tried.get((row["family"], row["method"]), 0) + 1
-    every = {(family, method) for family in ("paper", "quern") for method in METHODS}
-    assert tried == {key: 1 if key[1] == without_penalty(key[1]) else 2 for key in every}
-    weights = read_lambdas(tmp_path / "l.toml")["digits"]
-    assert all(weights[family].keys() == {m for m in METHODS if m != without_penalty(m)} for family in weights)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--dataset", "imagenet"], "there is no data set imagenet"),
-        (["--method", "none"], "there is no method with a weight none"),
-        (["--method", "rqq"], "there is no method with a weight rqq"),
-        (["--family", "real"], "there is no family with penalties real"),
-        (["--trials", 0], "--trials is 0"),
-        (["--epochs", 0], "--epochs is 0"),
-        (["--images", 0], "--images is 0"),
-        (["--images", 63], "a batch has 64"),
-    ],
-)
-def test_what_cannot_be_tuned_is_one_sentence(
-    arguments: list[object], said: str, tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert said in refused("tune", *arguments)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda p: p.write_text("my notes"),
-        lambda p: p.write_text("my notes\nof two lines\n"),
-        lambda p: p.write_text("[1, 2]\n"),
-        lambda p: p.write_text('{"a": 1}\n'),
-        lambda p: p.write_bytes(b"\xff\xfe\x00\n\x01"),
-        lambda p: p.write_text('{"op_code":0,"worker_id":"a"}\nmy notes'),
-        lambda p: p.write_text('{"op_code":99,"worker_id":"a"}\n'),
-        lambda p: p.write_text('{"op_code":0}\n'),
-        lambda p: p.write_text("[" * 100_000 + "\n"),
-        lambda p: p.mkdir(),
-    ],
-    ids=["line", "lines", "list", "object", "bytes", "notes after", "code", "worker", "deep", "folder"],
-)
-def test_what_is_no_journal_is_one_sentence_and_left_alone(
-    make: Callable[[Path], object], tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "file"
-    make(path)
-    before = path.read_bytes() if path.is_file() else b""
-    said = refused("tune", "--method", "rq", *FEW, "--storage", path)
-    assert f"{path} does not hold studies of Optuna" in said
-    assert (path.read_bytes() if path.is_file() else b"") == before
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
-
-
 @pytest.mark.parametrize("cut", [1, 5, 30])
 def test_a_line_that_a_killed_process_left_half_written_is_cut_off(
     journal: tuple[Path, list[Trial]], tmp_path: Path, cut: int
@@ -661,32 +543,6 @@ def test_a_damaged_journal_is_one_sentence(journal: tuple[Path, list[Trial]], tm
         storage.write_text("".join(line + "\n" for line in [*lines[:n], new, *lines[n + 1 :]]))
         with pytest.raises(RecordError, match=r"does not hold studies of Optuna \(.*\): choose another --storage\.$"):
             tuned(storage, 4, ("l2", "rql"))
-
-
-def test_a_damaged_file_of_weights_is_found_before_the_first_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = counted(monkeypatch)
-    (tmp_path / "l.toml").write_text("[digits")
-    said = refused("tune", *FEW, "--lambdas", tmp_path / "l.toml", "--storage", tmp_path / "j")
-    assert "does not hold weights of penalties" in said
-    assert tried == []
-
-
-@pytest.mark.parametrize("option", ["--results", "--lambdas"])
-def test_where_nothing_can_be_written_is_found_before_the_first_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    tried = counted(monkeypatch)
-    (tmp_path / "file").write_text("mine")
-    assert f"choose another {option}" in refused("tune", *FEW, option, "file/deeper/x", "--storage", tmp_path / "j")
-    assert tried == []
-    (tmp_path / "results" / "digits").mkdir(parents=True, exist_ok=True)
-    (tmp_path / "results" / "digits" / "tuning.json").write_text('{"trials": [{}]}')
-    assert "does not hold trials of quern tune" in refused("tune", *FEW, "--storage", tmp_path / "j")
-    assert tried == []
-    assert not (tmp_path / "j").exists()
 
 
 def test_a_family_named_twice_is_tuned_once(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from quern.records import Budget
 from tests.small_tasks import shallow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("penalty", [GammaL1(1.0), GammaL1(1.0, with_beta=True), RQ(1.0)], ids=repr)
 @pytest.mark.parametrize("builder", ["digits", "residual", "shallow"])
 def test_what_is_refused_is_what_cannot_be(builder: str, penalty: Penalty) -> None:

@@ -15,7 +15,7 @@ from quern.report import write_run_report
 from tests.commands import here
 from tests.pipeline.conftest import SHORT
 from tests.small_tasks import Own, few_digits, same, shallow, size
-from tests.train.test_train import Stop
+from tests.train.short_runs import Stop
 
 pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
 
@@ -49,6 +49,7 @@ def test_what_was_not_tested_is_not_called_so(loaders: tuple[Any, ...], tmp_path
     assert found.small.accuracy == pytest.approx(float(right.double().mean()))
 
 
+@pytest.mark.slow
 def test_by_default_a_point_of_accuracy_may_be_lost_and_nothing_is_left_behind(
     loaders: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

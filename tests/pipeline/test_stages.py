@@ -19,7 +19,7 @@ from quern.pipeline import Compressed
 from quern.records import Answers, read_compression
 from tests.pipeline.conftest import SHORT
 from tests.small_tasks import Own, same
-from tests.train.test_train import Stop
+from tests.train.short_runs import Stop
 
 pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
 
@@ -84,6 +84,7 @@ def test_the_table_and_the_record(run: tuple[Path, Compressed, nn.Module]) -> No
     assert sum(layer["small"] for layer in layers.values()) == found.small.neurons < found.dense.neurons
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_onnx")
 def test_stopped_in_any_stage_and_resumed_is_never_stopped(
     loaders: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

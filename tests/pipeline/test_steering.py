@@ -20,7 +20,7 @@ from quern.sparsity import measure
 from quern.train import Grinding, Settings, checkpoint, fit
 from tests.optim.test_ahead import equal, values
 from tests.small_tasks import deep, few_digits, few_milestones, shallow, size
-from tests.train.test_train import Stop
+from tests.train.short_runs import Stop
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +138,7 @@ BUDGETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
 def test_counts_lead_to_the_same_network_as_plans(
     images: ImageSet, monkeypatch: pytest.MonkeyPatch, budget: Budget
@@ -200,6 +201,7 @@ def test_a_grinding_of_few_steps_meets_its_budget(images: ImageSet) -> None:
     assert size(net) <= 500
 
 
+@pytest.mark.slow
 def test_a_steered_run_stopped_anywhere_and_resumed_is_never_stopped(images: ImageSet, tmp_path: Path) -> None:
     """Before the first milestone, between milestones, on one, while healing."""
     steering, straight = Steering(Budget(max_params=300), example(images)), deep()

@@ -13,6 +13,7 @@ from tests.sample_records import write_compress, write_experiments
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.xdist_group("browser"),  # what they share takes long to make
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="SKIPPED: no chromium; install with make chromium"),

@@ -20,7 +20,7 @@ from quern.errors import Stopped, TrainingError
 from quern.io.tensorfile import head_of, kinds_of, write_tensors
 from quern.penalties import RQL, GammaL1
 from quern.train import Settings, checkpoint, fit
-from tests.train.test_train import Stop
+from tests.train.short_runs import Stop
 
 pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
 
@@ -72,6 +72,7 @@ def write(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None
         write_tensors(file, head_of(kinds_of(tensors), json.dumps(state)), tensors)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_found_anywhere(stopped: Path, tmp_path: Path, images: ImageSet) -> None:
     whole = (stopped / "last.safetensors").read_bytes()
     path, chance = tmp_path / "last.safetensors", random.Random(0)

@@ -13,7 +13,7 @@ from quern import nn as qnn
 from quern.errors import TrainingError
 from quern.train import Epoch, Loaders, Settings, fit
 from tests.small_tasks import Own, digit_loaders, few_digits
-from tests.train.test_train import Stop
+from tests.train.short_runs import Stop
 
 
 @pytest.fixture(scope="module")

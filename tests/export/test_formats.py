@@ -33,6 +33,7 @@ def dying(name: str) -> nn.Module:
     return network.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compacted", [False, True], ids=["dense", "compacted"])
 @pytest.mark.parametrize("name", models.BUILDERS)
 def test_every_format_gives_the_scores_of_the_network(name: str, compacted: bool, tmp_path: Path) -> None:
