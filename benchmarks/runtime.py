@@ -1,0 +1,118 @@
+"""The C runtime against onnxruntime: the same networks, one image at a time, one core.
+
+    python benchmarks/runtime.py [--json FILE] [--repeats N]
+
+Each network is written as ONNX and packed in float32 and int8; onnxruntime (one thread, float32) and both packed files
+run the same image in turns, and the ratio of the medians is printed with its target. The C runtime is given 16 images
+a call, as onnxruntime's time for a call from Python is small beside its own; both have their files in memory. Zeros
+are at random places, but for networks named "as trained". The rows of CIFAR-10 from 5 to 100 % are drawn by
+``benchmarks/chart.py`` as docs/runtime.svg.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from quern import data, export, io, models, runtime
+from timing import main, medians
+
+ROOT = Path(__file__).parent.parent
+AT_ONCE = 16
+SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+MNIST, CIFAR = ("mnist", (1, 28, 28)), ("cifar10", (3, 32, 32))
+
+
+@torch.no_grad()
+def sparse(model: nn.Module, left: float) -> nn.Module:
+    """A share of the quaternions of each weight stays."""
+    for p in model.parameters():
+        if p.dim() > 2 and p.shape[0] == 4:
+            p *= (torch.rand(p.shape[1:]) < left).float()
+    return model
+
+
+def trained(name: str) -> nn.Module | None:
+    """The network of a record, if it is there."""
+    files = (ROOT / "results" / name / file for file in ("small.safetensors", "model.safetensors"))
+    path = next((file for file in files if file.exists()), None)
+    return None if path is None else io.load(path)
+
+
+def cases() -> list[tuple[str, nn.Module | None, tuple[str, tuple[int, ...]], float | None]]:
+    """Name, network, data set and shape of its images, target."""
+    digits = ("digits", (1, 8, 8))
+    return [
+        ("digits, dense", models.digits_qcnn(), digits, 3.0),
+        ("MNIST, dense", models.mnist_qcnn(), MNIST, 1.8),
+        ("MNIST, 19 % of the quaternions", sparse(models.mnist_qcnn(), 0.19), MNIST, 5.0),
+        ("MNIST, 11 %", sparse(models.mnist_qcnn(), 0.11), MNIST, 7.0),
+        ("MNIST, R_Q as trained", trained("mnist-rq"), MNIST, None),
+        ("MNIST, compacted (mnist-1500)", trained("mnist-1500"), MNIST, None),
+        ("CIFAR-10, dense", models.cifar_qcnn(), CIFAR, 1.6),
+        ("CIFAR-10, 20 %", sparse(models.cifar_qcnn(), 0.2), CIFAR, 4.0),
+        ("CIFAR-10, R_Q as trained", trained("cifar10-rq"), CIFAR, None),
+        ("CIFAR-10, R_Q weighed by cost, as trained", trained("cifar10-rq-cost"), CIFAR, 4.0),
+        ("CIFAR-10, compacted (cifar10-43)", trained("cifar10-43"), CIFAR, 2.0),
+        ("CIFAR-10, compacted (cifar10-60k)", trained("cifar10-60k"), CIFAR, None),
+        *((f"CIFAR-10 at {100 * share:.0f} %", sparse(models.cifar_qcnn(), share), CIFAR, None) for share in SHARES),
+    ]
+
+
+def images(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Real ones, where they are here."""
+    if name == "digits" or data.cache_file(name).exists():
+        found = data.load(name)
+        return found.normalize(found.train.pixels[:64])
+    return torch.randn(64, *shape)
+
+
+def times(model: nn.Module, inputs: torch.Tensor, repeats: int) -> dict[str, Any]:
+    """Milliseconds for one image, bytes and working memory."""
+    with tempfile.TemporaryDirectory(prefix="quern-") as name:
+        folder = Path(name)
+        export.to_onnx(model, folder / "net.onnx", inputs[:2])
+        session = export.open_session(folder / "net.onnx", 1)
+        calls: dict[str, Any] = {"onnxruntime": lambda: session.run(None, {"image": one})}
+        one, many = inputs[:1].numpy(), np.repeat(inputs[:1].numpy(), AT_ONCE, 0)
+        row: dict[str, Any] = {"onnx_bytes": (folder / "net.onnx").stat().st_size}
+        for dtype in ("float32", "int8"):
+            report = export.to_packed(model, folder / f"{dtype}.qrn", inputs, dtype=dtype)
+            network = runtime.load(folder / f"{dtype}.qrn")
+            outputs = [np.empty((AT_ONCE, *t.shape), t.dtype) for t in network.outputs]
+            calls[dtype] = lambda network=network, outputs=outputs: network.run_into([many], outputs)
+            row[dtype] = {"bytes": report.bytes, "arena": report.arena, "least_arena": report.least_arena}
+            row["stored"], row["units"] = report.stored, sum(layer.total for layer in report.layers)
+        seconds = medians(calls, repeats)
+    row["onnxruntime_ms"] = 1000 * seconds["onnxruntime"]
+    for dtype in ("float32", "int8"):
+        row[dtype]["ms"] = 1000 * seconds[dtype] / AT_ONCE
+    return row
+
+
+def measure(repeats: int) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    library = max(path.stat().st_size for path in map(runtime.library_path, runtime.BUILDS) if path is not None)
+    print(f"library: {library:,} bytes (target: at most 100,000)\n")
+    heads = ("ort ms", "ours ms", "ratio", "target", "int8 ms", "bytes", "int8 bytes")
+    print(f"{'one image, one core':<44}" + "".join(f"{head:>11}" for head in heads))
+    rows: list[dict[str, Any]] = [{"what": "library", "bytes": library}]
+    for what, model, (name, shape), target in cases():
+        if model is None:
+            print(f"{what:<44}{'not in results/':>24}")
+            continue
+        row = {"what": what, "target": target, **times(model.eval(), images(name, shape), repeats)}
+        row["ratio"] = row["onnxruntime_ms"] / row["float32"]["ms"]
+        rows.append(row)
+        cells = [f"{row['onnxruntime_ms']:.4f}", f"{row['float32']['ms']:.4f}", f"{row['ratio']:.2f}x"]
+        cells += ["" if target is None else f"{target:.1f}x", f"{row['int8']['ms']:.4f}"]
+        cells += [f"{row[dtype]['bytes']:,}" for dtype in ("float32", "int8")]
+        print(f"{what:<44}" + "".join(f"{cell:>11}" for cell in cells), flush=True)
+    return rows
+
+
+if __name__ == "__main__":
+    main(__doc__, measure, 15)
