@@ -8,8 +8,9 @@
 /* ---------------------------------------------------------------------------------------------- vectors and numbers */
 
 /* Vectors of the compiler's own. A loop over pixels takes LANES of them at once; where there are no vector units it is a
- * plain loop, because a vector of four would be taken apart and spilled. */
-#if defined(__AVX__)
+ * plain loop, because a vector of four would be taken apart and spilled. Tests give LANES, to try that loop everywhere. */
+#if defined(LANES)
+#elif defined(__AVX__)
 #define LANES 8
 #elif defined(__SSE2__) || defined(__ARM_NEON) || defined(__wasm_simd128__)
 #define LANES 4
@@ -83,7 +84,7 @@ typedef int32_t vi4 __attribute__((vector_size(16)));
 INLINE vf maximum(vf a, vf b) {
 #if LANES == 8
     return (vf)_mm256_max_ps((__m256)a, (__m256)b);
-#elif defined(__SSE2__)
+#elif defined(__SSE2__) && LANES == 4
     return (vf)_mm_max_ps((__m128)a, (__m128)b);
 #elif LANES == 1
     return a > b ? a : b;
@@ -98,7 +99,7 @@ INLINE vi splat_i(int32_t x) { return x - (vi){0}; }
 
 /* In every lane: the sum of the products of the two int16 of `a` and `b`. It is what processors have an instruction for. */
 INLINE vi dot_pairs(vi a, vi b) {
-#if defined(__AVX2__)
+#if defined(__AVX2__) && LANES == 8
     return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #elif defined(__SSE2__) && LANES == 4
     return (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
@@ -374,6 +375,8 @@ typedef struct {
     size_t planes_at, padded_at, places_at, stored_at, kernel_at, ones_at, units_at, sums_at, block_at, scratch;
 } convolution;
 
+enum { MAX_PLANES = 1 << 28 }; /* numbers in the planes of a convolution */
+
 static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast) {
     convolution c;
     size_t phase[2], axis, flat, rows, taps, used = 0, stored, dense, products;
@@ -423,7 +426,8 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast) {
     if (c.whole && c.w.components == 4) c.sets = 8;
     dense = (c.out[0] * c.out[1] + LANES - 1) / LANES;
     products = c.whole ? (c.w.components == 4 ? 8 : 1) * c.w.outputs * taps : stored * c.w.components * c.w.components;
-    c.gathered = fast && LANES > 1 && products * (c.vectors - smaller(dense, c.vectors)) > 6 * c.sets * c.units * c.area * dense;
+    c.gathered = fast && LANES > 1 && products * (c.vectors - smaller(dense, c.vectors)) > 6 * c.sets * c.units * c.area * dense &&
+                 ((uint64_t)c.sets * c.units + 1) * c.area * dense * LANES <= MAX_PLANES;
     c.padded = c.plane;
     c.padded_pitch = c.pitch;
     if (c.gathered) {
@@ -432,8 +436,10 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast) {
         c.row = c.pitch = c.out[1];
         c.plane = c.area * dense * LANES;
     }
-    c.in_place = !c.gathered && !pairs && c.sets < 8 && !constant && (c.sets != 4 || c.parts == 15) && c.plane == c.size[0] * c.size[1] &&
-                 c.stride[0] * c.stride[1] == 1;
+    c.in_place = !c.gathered && !pairs && c.sets < 8 && !constant && (c.sets != 4 || c.parts == 15);
+    for (axis = 0; axis < 2; axis++) { /* nothing before the input, in it or behind it */
+        c.in_place = c.in_place && c.stride[axis] == 1 && c.stuffing[axis] == 1 && c.padding[axis] == 0 && phase[axis] == c.size[axis];
+    }
     c.planes_at = c.in_place ? 0 : reserve(&used, 4 * (c.sets * c.units * c.plane + LANES));
     c.padded_at = c.gathered ? reserve(&used, 4 * (c.padded + LANES)) : 0;
     c.ones_at = constant ? reserve(&used, 4 * (c.plane + LANES)) : 0;
@@ -1516,19 +1522,19 @@ static void run_pool(const machine *m, const uint32_t *op) {
     int i8 = op[QRN_POOL_DTYPE] == QRN_I8;
     int32_t zero = (int32_t)op[QRN_POOL_ZERO];
     size_t plane = height * width, places = (size_t)op[QRN_POOL_OUT] * op[QRN_POOL_OUT + 1], to = 0;
-    for (c = 0; c < channels; c++, in += plane, bytes += plane) {
+    for (c = 0; c < channels; c++) {
         for (y = 0; y < op[QRN_POOL_OUT]; y++) {
             size_t top, bottom, down, tall;
             window(op, 0, y, height, &top, &bottom, &down, &tall);
             for (x = 0; x < op[QRN_POOL_OUT + 1]; x++, to++) {
-                size_t left, right, along, wide, count = 0, best = top * width;
+                size_t left, right, along, wide, count = 0, best = c * plane + top * width;
                 float value = 0, sum = 0;
                 int32_t whole = 0, most = -128;
                 window(op, 1, x, width, &left, &right, &along, &wide);
                 best += left;
                 for (n = top; n < bottom; n += down) {
                     for (k = left; k < right; k += along, count++) {
-                        size_t p = n * width + k;
+                        size_t p = c * plane + n * width + k;
                         if (i8) {
                             whole += bytes[p] - zero;
                             most = bytes[p] > most ? bytes[p] : most;
@@ -1575,10 +1581,11 @@ static int run_embed(const machine *m, const uint32_t *op) {
     size_t rows = op[QRN_EMBED_ROWS], width = op[QRN_EMBED_WIDTH], row, n;
     const void *table = at(m, op[QRN_EMBED_TABLE]);
     for (row = 0; row < rows; row++, y += width) {
-        size_t entry = (size_t)(uint32_t)x[row];
+        uint32_t entry;
+        memcpy(&entry, x + row, sizeof entry); /* once: the table's entries may be written over their numbers */
         if (entry >= op[QRN_EMBED_ENTRIES]) return QRN_NO_SUCH_ENTRY;
         for (n = 0; n < width; n++) {
-            size_t p = entry * width + n;
+            size_t p = (size_t)entry * width + n;
             if (op[QRN_EMBED_DTYPE] == QRN_F32) y[n] = ((const float *)table)[p];
             else if (op[QRN_EMBED_DTYPE] == QRN_F16) y[n] = half_to_float(((const uint16_t *)table)[p]);
             else y[n] = (float)((const int8_t *)table)[p] * ((const float *)at(m, op[QRN_EMBED_SCALES]))[entry];
@@ -1790,7 +1797,7 @@ static int finishing_fits(const bounds *k, uint32_t activation, uint32_t x_dtype
 }
 
 static const char *check_conv(bounds *k, const uint32_t *op) {
-    static const char *wrong = "a convolution does not fit its tensors";
+    static const char wrong[] = "a convolution does not fit its tensors";
     uint64_t outputs = op[QRN_CONV_WEIGHTS + QRN_W_OUTPUTS], components = op[QRN_CONV_WEIGHTS + QRN_W_COMPONENTS];
     uint64_t parts = 0, out[2], plane = 1, axis, n, per_group, taps, positions, size;
     int pairs = op[QRN_CONV_X_DTYPE] == QRN_I8, pool = op[QRN_CONV_POOL] == 1;
@@ -1817,8 +1824,9 @@ static const char *check_conv(bounds *k, const uint32_t *op) {
                  times(op[QRN_CONV_KERNEL], op[QRN_CONV_KERNEL + 1]));
     size = times(op[QRN_CONV_HEIGHT], op[QRN_CONV_WIDTH]);
     positions = pool ? (out[0] / 2) * (out[1] / 2) : times(out[0], out[1]);
-    /* The planes are reached by numbers of 32 bits, and what they take must be a size on any machine. */
-    if (times(times(plane, op[QRN_CONV_CHANNELS]), 8) > 1 << 28 || times(plane, outputs) > UINT64_MAX / 64) return wrong;
+    /* The planes are reached by numbers of 32 bits, and what they, their sums and the places take must be a size on any machine. */
+    if (times(times(plane, op[QRN_CONV_CHANNELS]), 8) > MAX_PLANES || times(plane, outputs) > UINT64_MAX / 64) return wrong;
+    if (plane > LIMIT || taps > LIMIT / 8) return wrong;
     if (!in_arena(k, op[QRN_CONV_X], times(times(parts, op[QRN_CONV_CHANNELS]), size), dtype_bytes(op[QRN_CONV_X_DTYPE]))) return wrong;
     if (!in_arena(k, op[QRN_CONV_Y], times(times(components, outputs), positions), dtype_bytes(op[QRN_CONV_Y_DTYPE]))) return wrong;
     if (!is_none(op[QRN_CONV_CONSTANT])) {
@@ -1835,7 +1843,7 @@ static const char *check_conv(bounds *k, const uint32_t *op) {
 }
 
 static const char *check_linear(bounds *k, const uint32_t *op) {
-    static const char *wrong = "a linear layer does not fit its tensors";
+    static const char wrong[] = "a linear layer does not fit its tensors";
     uint64_t outputs = op[QRN_LINEAR_WEIGHTS + QRN_W_OUTPUTS], components = op[QRN_LINEAR_WEIGHTS + QRN_W_COMPONENTS];
     uint64_t parts = 0, n, rows = op[QRN_LINEAR_ROWS], channels = op[QRN_LINEAR_CHANNELS], taps;
     int pairs = op[QRN_LINEAR_X_DTYPE] == QRN_I8;
@@ -1853,7 +1861,7 @@ static const char *check_linear(bounds *k, const uint32_t *op) {
 }
 
 static const char *check_recurrent(bounds *k, const uint32_t *op) {
-    static const char *wrong = "a recurrent layer does not fit its tensors";
+    static const char wrong[] = "a recurrent layer does not fit its tensors";
     const uint32_t *w = op + QRN_RECURRENT_WEIGHTS;
     uint64_t gates = gates_of(op[QRN_RECURRENT_KIND]), outputs = w[QRN_W_OUTPUTS], components = w[QRN_W_COMPONENTS];
     uint64_t units = outputs / gates, steps = op[QRN_RECURRENT_STEPS];
@@ -1868,7 +1876,7 @@ static const char *check_recurrent(bounds *k, const uint32_t *op) {
 }
 
 static const char *check_nest(bounds *k, const uint32_t *op) {
-    static const char *wrong = "a loop over tensors leaves them";
+    static const char wrong[] = "a loop over tensors leaves them";
     uint64_t reach[3] = {0, 0, 0}, count = 1, n, which, size = dtype_bytes(op[QRN_NEST_DTYPE]);
     if (op[QRN_NEST_KIND] >= QRN_NEST_KINDS || op[QRN_NEST_DTYPE] > QRN_I32) return wrong;
     if (op[QRN_NEST_DTYPE] != QRN_F32 && op[QRN_NEST_KIND] != QRN_NEST_COPY) return wrong;
@@ -1889,7 +1897,7 @@ static const char *check_nest(bounds *k, const uint32_t *op) {
 }
 
 static const char *check_pool(bounds *k, const uint32_t *op) {
-    static const char *wrong = "a pooling does not fit its tensors";
+    static const char wrong[] = "a pooling does not fit its tensors";
     uint64_t axis, n, planes, size, reach = 1, places = times(op[QRN_POOL_OUT], op[QRN_POOL_OUT + 1]);
     int adaptive = op[QRN_POOL_KERNEL] == 0 && op[QRN_POOL_KERNEL + 1] == 0;
     if (op[QRN_POOL_KIND] > QRN_POOL_MODULUS || (op[QRN_POOL_DTYPE] != QRN_F32 && op[QRN_POOL_DTYPE] != QRN_I8)) return wrong;
@@ -1906,21 +1914,21 @@ static const char *check_pool(bounds *k, const uint32_t *op) {
         }
         if (!sized(op[QRN_POOL_KERNEL + axis]) || !sized(op[QRN_POOL_STRIDE + axis]) || !sized(op[QRN_POOL_DILATION + axis])) return wrong;
         /* Every window has a place inside: padding up to half of it, and the last one begins before the far end. */
-        if (padding > kernel / 2) return wrong;
+        if (padding > kernel / 2 || (padding > 0 && op[QRN_POOL_DILATION + axis] > in)) return wrong;
         if (((uint64_t)op[QRN_POOL_OUT + axis] - 1) * op[QRN_POOL_STRIDE + axis] >= in + padding) return wrong;
         if (in + 2 * padding < (kernel - 1) * op[QRN_POOL_DILATION + axis] + 1) return wrong;
         reach = times(reach, kernel);
     }
     planes = times(op[QRN_POOL_CHANNELS], op[QRN_POOL_KIND] == QRN_POOL_MODULUS ? 4 : 1);
     size = dtype_bytes(op[QRN_POOL_DTYPE]);
-    if (reach > LIMIT) return wrong; /* sums of bytes fit 32 bits */
+    if (reach > LIMIT / 4) return wrong; /* sums of bytes fit 32 bits */
     if (!in_arena(k, op[QRN_POOL_X], times(planes, times(op[QRN_POOL_HEIGHT], op[QRN_POOL_WIDTH])), size)) return wrong;
     if (!in_arena(k, op[QRN_POOL_Y], times(planes, places), size)) return wrong;
     return worked(k, times(times(planes, places), reach)) ? NULL : "it would never end";
 }
 
 static const char *check_other(bounds *k, uint32_t code, const uint32_t *op) {
-    static const char *wrong = "an operation does not fit its tensors";
+    static const char wrong[] = "an operation does not fit its tensors";
     uint64_t count, places;
     switch (code) {
     case QRN_OP_UNARY:
@@ -1935,10 +1943,11 @@ static const char *check_other(bounds *k, uint32_t code, const uint32_t *op) {
         if (op[QRN_EMBED_DTYPE] == QRN_I8 && !in_blob(k, op[QRN_EMBED_SCALES], op[QRN_EMBED_ENTRIES], 4)) return wrong;
         if (!in_arena(k, op[QRN_EMBED_X], op[QRN_EMBED_ROWS], 4) || !in_arena(k, op[QRN_EMBED_Y], count, 4)) return wrong;
         if (!in_blob(k, op[QRN_EMBED_TABLE], places, dtype_bytes(op[QRN_EMBED_DTYPE]))) return wrong;
-        return worked(k, count) ? NULL : wrong;
+        return worked(k, count + op[QRN_EMBED_ROWS]) ? NULL : wrong;
     case QRN_OP_ARGMAX:
         places = times(op[QRN_ARGMAX_OUTER], op[QRN_ARGMAX_INNER]);
-        if (!sized(op[QRN_ARGMAX_COUNT]) || !in_arena(k, op[QRN_ARGMAX_X], times(places, op[QRN_ARGMAX_COUNT]), 4)) return wrong;
+        if (!sized(op[QRN_ARGMAX_OUTER]) || !sized(op[QRN_ARGMAX_INNER]) || !sized(op[QRN_ARGMAX_COUNT])) return wrong;
+        if (!in_arena(k, op[QRN_ARGMAX_X], times(places, op[QRN_ARGMAX_COUNT]), 4)) return wrong;
         if (!in_arena(k, op[QRN_ARGMAX_Y], places, 4)) return wrong;
         return worked(k, times(places, op[QRN_ARGMAX_COUNT])) ? NULL : wrong;
     case QRN_OP_TABLE:
@@ -2082,7 +2091,10 @@ const char *qrn_check(const void *blob, size_t bytes) {
 /* ----------------------------------------------------------------------------------------------------------- running */
 
 static size_t scratch_of(const uint8_t *blob, uint32_t code, const uint32_t *op, int fast) {
-    if (code == QRN_OP_CONV) return conv_of(blob, op, fast).scratch;
+    if (code == QRN_OP_CONV) { /* what is faster does not always take more */
+        size_t most = conv_of(blob, op, 1).scratch;
+        return fast ? most : smaller(most, conv_of(blob, op, 0).scratch);
+    }
     if (code == QRN_OP_LINEAR) {
         weights w = weights_of(blob, op + QRN_LINEAR_WEIGHTS, op[QRN_LINEAR_X_DTYPE] == QRN_I8);
         return linear_of(&w, op[QRN_LINEAR_CHANNELS]).scratch;
@@ -2118,9 +2130,9 @@ int qrn_run(const void *blob, void *arena, size_t arena_bytes, const void *const
     machine m;
     size_t n, ops = ((const uint32_t *)blob)[QRN_HEADER_OPS];
     m.blob = (const uint8_t *)blob;
+    if (arena_bytes < scratch_start(blob)) return QRN_ARENA_TOO_SMALL;
     m.arena = (uint8_t *)arena;
     m.scratch = m.arena + scratch_start(blob);
-    if (arena_bytes < scratch_start(blob)) return QRN_ARENA_TOO_SMALL;
     m.scratch_bytes = arena_bytes - scratch_start(blob);
     for (n = 0; n < qrn_inputs(blob); n++) {
         memcpy(m.arena + tensor_words(blob, n)[2 + QRN_AXES], inputs[n], qrn_bytes(qrn_input(blob, n)));
