@@ -36,11 +36,12 @@ lint: $(DEVELOP)
 quick: lint
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --hypothesis-profile=quick -m "not unchecked and not full and not slow"
 
-# What takes longer than a test may: ten times the draws, the tests marked full, thousands of damaged files.
+# What takes longer than a test may: ten times the draws, the tests marked full, thousands of damaged files and packed networks.
 full: check chromium
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --hypothesis-profile=full -m "not unchecked"
 	QUERN_TYPECHECK=0 $(BIN)/python -m pytest -q -n 2 --hypothesis-profile=full -m unchecked
 	$(BIN)/python -m benchmarks.fuzz_files
+	$(BIN)/python -m benchmarks.fuzz_blobs
 
 # Lines of src/quern that the tests run, in both passes and in the processes they start.
 coverage: $(DEVELOP) chromium

@@ -14,7 +14,12 @@ FLAGS = ["-std=c99", "-O2", "-ffp-contract=fast", "-fvisibility=default"]
 
 def library(name: str, *flags: str) -> Extension:
     return Extension(
-        f"quern.runtime.{name}", SOURCES, depends=HEADERS, extra_compile_args=[*FLAGS, *flags], optional=True
+        f"quern.runtime.{name}",
+        SOURCES,
+        depends=HEADERS,
+        extra_compile_args=[*FLAGS, *flags],
+        extra_link_args=["-s"],
+        optional=True,
     )
 
 

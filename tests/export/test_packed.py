@@ -148,16 +148,12 @@ def test_convolutions_of_every_geometry(made: Any, share: float, constant: bool,
 def builds(network: runtime.PackedNetwork) -> list[runtime.PackedNetwork]:
     """The same network in each build of the runtime that this processor runs."""
     found = []
-    paths = [runtime.library_path(name) for name in runtime.BUILDS]
-    assert paths[0] is not None
-    level = runtime.open_library(paths[0]).quern_cpu_level()
-    for path in paths[: level + 1]:
-        if path is not None:
-            one = copy.copy(network)
-            one._library = runtime.open_library(path)
-            one.arena, one.least_arena = (one._library.qrn_arena(one._blob, fast) for fast in (1, 0))
-            one._own = threading.local()
-            found.append(one)
+    for name in runtime.builds():
+        one = copy.copy(network)
+        one._library = runtime.open_library(name)
+        one.arena, one.least_arena = (one._library.qrn_arena(one._blob, fast) for fast in (1, 0))
+        one._own = threading.local()
+        found.append(one)
     return found
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from quern.errors import NoRuntimeError, PackedError
 from quern.runtime import format as qrn
 
-__all__ = ["PackedNetwork", "Tensor", "check_built", "is_built", "library_path", "load"]
+__all__ = ["PackedNetwork", "Tensor", "builds", "check_built", "is_built", "library_path", "load"]
 
 _DTYPES = {qrn.F32: np.float32, qrn.I8: np.int8, qrn.U8: np.uint8, qrn.I32: np.int32}
 
@@ -48,19 +48,25 @@ def library_path(name: str = BUILDS[0]) -> Path | None:
 
 
 @cache
-def _library() -> Any:
-    """The fastest library that this processor runs."""
+def builds() -> tuple[str, ...]:
+    """Those of ``BUILDS`` that are there and that this processor runs."""
     path = library_path()
     if path is None:
-        raise NoRuntimeError
-    level = open_library(path).quern_cpu_level()
-    return open_library(next(p for p in map(library_path, BUILDS[level::-1]) if p is not None))
+        return ()
+    level = ctypes.CDLL(str(path)).quern_cpu_level()
+    return tuple(name for name in BUILDS[: level + 1] if library_path(name) is not None)
+
+
+def _library() -> Any:
+    """The fastest library that this processor runs."""
+    check_built()
+    return open_library(builds()[-1])
 
 
 @cache
-def open_library(path: Path) -> Any:
-    """A library of the runtime, with the types of its functions."""
-    library = ctypes.CDLL(str(path))
+def open_library(name: str) -> Any:
+    """The library of a build, with the types of its functions."""
+    library = ctypes.CDLL(str(library_path(name)))
     size, pointer = ctypes.c_size_t, ctypes.c_void_p
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "qrn_check": (ctypes.c_char_p, [pointer, size]),
@@ -71,8 +77,8 @@ def open_library(path: Path) -> Any:
         "qrn_output": (_Tensor, [pointer, size]),
         "quern_batch": (ctypes.c_int, [pointer, pointer, size, size, pointer, pointer]),
     }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
+    for function_name, (result, arguments) in signatures.items():
+        function = getattr(library, function_name)
         function.restype, function.argtypes = result, arguments
     return library
 

@@ -8,8 +8,9 @@
 /* ---------------------------------------------------------------------------------------------- vectors and numbers */
 
 /* Vectors of the compiler's own. A loop over pixels takes LANES of them at once; where there are no vector units it is a
- * plain loop, because a vector of four would be taken apart and spilled. */
-#if defined(__AVX__)
+ * plain loop, because a vector of four would be taken apart and spilled. Tests give LANES, to try that loop everywhere. */
+#if defined(LANES)
+#elif defined(__AVX__)
 #define LANES 8
 #elif defined(__SSE2__) || defined(__ARM_NEON) || defined(__wasm_simd128__)
 #define LANES 4
@@ -88,7 +89,7 @@ typedef int32_t vi4 __attribute__((vector_size(16)));
 INLINE vf maximum(vf a, vf b) {
 #if LANES == 8
     return (vf)_mm256_max_ps((__m256)a, (__m256)b);
-#elif defined(__SSE2__)
+#elif defined(__SSE2__) && LANES == 4
     return (vf)_mm_max_ps((__m128)a, (__m128)b);
 #elif LANES == 1
     return a > b ? a : b;
@@ -110,7 +111,7 @@ INLINE vi splat_i(int32_t x) { return x - (vi){0}; }
 
 /* In every lane: the sum of the products of the two int16 of `a` and `b`. It is what processors have an instruction for. */
 INLINE vi dot_pairs(vi a, vi b) {
-#if defined(__AVX2__)
+#if defined(__AVX2__) && LANES == 8
     return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #elif defined(__SSE2__) && LANES == 4
     return (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
@@ -347,6 +348,40 @@ static const float *floats_of(const weights *w, size_t o, float *scratch) {
     return scratch;
 }
 
+/* The units of output `o` at their taps, zeros between them: where they lie, if that is how they are stored. */
+static const float *dense_floats(const weights *w, size_t o, float *row) {
+    size_t width = w->components, n = first_unit(w, o), end = n + unit_count(w, o), k;
+    const uint8_t *gap = w->starts ? w->gaps + w->gap_starts[o] : NULL;
+    float *to = row;
+    if (!gap) return floats_of(w, o, row);
+    memset(row, 0, 4 * width * w->taps);
+    for (; n < end; n++, to += width) {
+        for (; *gap == 255; gap++) to += 255 * width;
+        to += *gap++ * width;
+        if (w->dtype == QRN_F32) {
+            for (k = 0; k < width; k++) to[k] = ((const float *)w->values)[n * width + k];
+        } else {
+            for (k = 0; k < width; k++) to[k] = half_to_float(((const uint16_t *)w->values)[n * width + k]);
+        }
+    }
+    return row;
+}
+
+static const int8_t *dense_bytes(const weights *w, size_t o, int8_t *row) {
+    size_t width = stored_width(w), n = first_unit(w, o), end = n + unit_count(w, o);
+    const int8_t *from = (const int8_t *)w->values + n * width;
+    const uint8_t *gap = w->starts ? w->gaps + w->gap_starts[o] : NULL;
+    int8_t *to = row;
+    if (!gap) return from;
+    memset(row, 0, width * w->taps);
+    for (; n < end; n++, to += width, from += width) {
+        for (; *gap == 255; gap++) to += 255 * width;
+        to += *gap++ * width;
+        memcpy(to, from, width);
+    }
+    return row;
+}
+
 /* The pairs of an int8 product. For each component of a quaternion result there is one for (r, i) of the input and one for
  * (j, k): w (x) x is the left product. */
 static void quaternion_pairs(const int8_t *q, int32_t *p) {
@@ -419,6 +454,7 @@ typedef struct {
 
 /* Sums of eight products in int8 fit 32 bits up to so many taps. */
 enum { MAX_WHOLE_I8 = 4096 };
+enum { MAX_PLANES = 1 << 28 }; /* numbers in the planes of a convolution */
 
 static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast) {
     convolution c;
@@ -473,7 +509,8 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast) {
     if (c.whole && c.w.components == 4) c.sets = 8;
     dense = (c.out[0] * c.out[1] + LANES - 1) / LANES;
     products = c.whole ? (c.w.components == 4 ? 8u : 1u) * c.w.outputs * taps : stored * c.w.components * c.w.components;
-    c.gathered = fast && LANES > 1 && products * (c.vectors - smaller(dense, c.vectors)) > 6 * c.sets * c.units * c.area * dense;
+    c.gathered = fast && LANES > 1 && products * (c.vectors - smaller(dense, c.vectors)) > 6 * c.sets * c.units * c.area * dense &&
+                 ((uint64_t)c.sets * c.units + 1) * c.area * dense * LANES <= MAX_PLANES;
     c.padded = c.plane;
     c.padded_pitch = c.pitch;
     if (c.gathered) {
@@ -482,15 +519,17 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast) {
         c.row = c.pitch = c.out[1];
         c.plane = c.area * dense * LANES;
     }
-    c.in_place = !c.gathered && !pairs && c.sets < 8 && !constant && (c.sets != 4 || c.parts == 15) && c.plane == c.size[0] * c.size[1] &&
-                 c.stride[0] * c.stride[1] == 1;
+    c.in_place = !c.gathered && !pairs && c.sets < 8 && !constant && (c.sets != 4 || c.parts == 15);
+    for (axis = 0; axis < 2; axis++) { /* nothing before the input, in it or behind it */
+        c.in_place = c.in_place && c.stride[axis] == 1 && c.stuffing[axis] == 1 && c.padding[axis] == 0 && phase[axis] == c.size[axis];
+    }
     c.planes_at = c.in_place ? 0 : reserve(&used, 4 * (c.sets * c.units * c.plane + LANES));
     c.padded_at = c.gathered ? reserve(&used, 4 * (c.padded + LANES)) : 0;
     c.ones_at = constant ? reserve(&used, 4 * (c.plane + LANES)) : 0;
     c.kernel_at = reserve(&used, 4 * c.area);
     c.places_at = reserve(&used, 4 * taps);
     c.stored_at = reserve(&used, c.w.starts && !c.whole ? 4 * c.w.taps : 0);
-    c.units_at = reserve(&used, working_bytes(&c.w));
+    c.units_at = reserve(&used, c.whole ? 16 * c.w.taps * stored_width(&c.w) : working_bytes(&c.w));
     c.sums_at = reserve(&used, 4 * (c.w.components * c.vectors * LANES * (c.whole ? BLOCK : 1) + 3 * LANES));
     c.block_at = c.whole ? reserve(&used, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
     c.scratch = used;
@@ -1005,25 +1044,16 @@ static void spread_four(const float *const *units, size_t taps, size_t outputs, 
     }
 }
 
-static void spread(const weights *weight, size_t first, size_t outputs, float *scratch, float *w) {
-    size_t o, t, n, taps = weight->taps, step = outputs * taps;
-    if (!weight->starts && weight->dtype == QRN_F32 && outputs % 4 == 0) {
-        for (o = 0; o < outputs; o += 4) {
-            const float *units[4];
-            for (n = 0; n < 4; n++) units[n] = floats_of(weight, first + o + n, scratch);
-            spread_four(units, taps, outputs, w + o);
-        }
-        return;
+static void spread(const weights *weight, size_t first, size_t outputs, float *rows, float *w) {
+    size_t o = 0, t, n, taps = weight->taps, step = outputs * taps;
+    for (; o + 4 <= outputs; o += 4) {
+        const float *units[4];
+        for (n = 0; n < 4; n++) units[n] = dense_floats(weight, first + o + n, rows + 4 * n * taps);
+        spread_four(units, taps, outputs, w + o);
     }
-    if (weight->starts) memset(w, 0, 4 * 8 * step);
-    for (o = 0; o < outputs; o++) {
-        const float *q = floats_of(weight, first + o, scratch);
-        const uint8_t *gap = weight->starts ? weight->gaps + weight->gap_starts[first + o] : NULL;
-        for (t = 0, n = unit_count(weight, first + o); n > 0; t++, n--, q += 4) {
-            if (gap) {
-                for (; *gap == 255; gap++) t += 255;
-                t += *gap++;
-            }
+    for (; o < outputs; o++) {
+        const float *q = dense_floats(weight, first + o, rows);
+        for (t = 0; t < taps; t++, q += 4) {
 #define PUT(product, expression) (w[(product) * step + t * outputs + o] = (expression))
             HADAMARD_WEIGHTS(PUT, q[0], q[1], q[2], q[3]);
 #undef PUT
@@ -1036,11 +1066,11 @@ static void spread(const weights *weight, size_t first, size_t outputs, float *s
  *     (-c_r, c_i, c_j, c_k) = H[(H w) o (H x)] / 4 - 2 (w_r x_r, w_k x_j, w_i x_k, w_j x_i).
  * `y` gets planes of output 0, 1, ... with four components each. */
 static void hadamard_outputs(const convolution *c, const float *x, const int32_t *place, size_t first, size_t outputs,
-                             float *scratch, float *w, float *y) {
+                             float *rows, float *w, float *y) {
     size_t taps = c->w.taps, step = taps * outputs, set = c->units * c->plane, stride = c->vectors * LANES, o, v, g, k;
     const float *bias = (const float *)c->w.bias + first;
     walk at = walk_of(c);
-    spread(&c->w, first, outputs, scratch, w);
+    spread(&c->w, first, outputs, rows, w);
     for (v = 0; v < c->vectors; v += BLOCK_VECTORS) {
         float sums[8][BLOCK][BLOCK_VECTORS * LANES];
         size_t start[BLOCK_VECTORS], vectors = smaller(BLOCK_VECTORS, c->vectors - v);
@@ -1064,20 +1094,12 @@ static void hadamard_outputs(const convolution *c, const float *x, const int32_t
 
 /* A block of outputs of a real layer. */
 static void real_outputs(const convolution *c, const float *x, const int32_t *place, size_t first, size_t outputs,
-                         float *scratch, float *w, float *y) {
-    size_t taps = c->w.taps, stride = c->vectors * LANES, o, t, n, v, k;
+                         float *rows, float *w, float *y) {
+    size_t taps = c->w.taps, stride = c->vectors * LANES, o, t, v, k;
     walk at = walk_of(c);
-    if (c->w.starts) memset(w, 0, 4 * outputs * taps);
     for (o = 0; o < outputs; o++) {
-        const float *q = floats_of(&c->w, first + o, scratch);
-        const uint8_t *gap = c->w.starts ? c->w.gaps + c->w.gap_starts[first + o] : NULL;
-        for (t = 0, n = unit_count(&c->w, first + o); n > 0; t++, n--, q++) {
-            if (gap) {
-                for (; *gap == 255; gap++) t += 255;
-                t += *gap++;
-            }
-            w[t * outputs + o] = *q;
-        }
+        const float *q = dense_floats(&c->w, first + o, rows);
+        for (t = 0; t < taps; t++) w[t * outputs + o] = q[t];
     }
     for (v = 0; v < c->vectors; v += BLOCK_VECTORS) {
         size_t start[BLOCK_VECTORS], vectors = smaller(BLOCK_VECTORS, c->vectors - v);
@@ -1132,11 +1154,11 @@ INLINE void put_pairs(pairs_of_lanes low, pairs_of_lanes high, int32_t *to, size
     memcpy(to + 3 * step, (const char *)&second + 16, 16);
 }
 
-/* All pairs of four outputs of which every unit is stored. */
-static void spread_four_pairs(const convolution *c, size_t first, size_t outputs, int32_t *w) {
+/* All pairs of four outputs. */
+static void spread_four_pairs(const convolution *c, size_t first, size_t outputs, int8_t *rows, int32_t *w) {
     size_t area = c->area, channels = c->channels / c->groups, step = c->units / c->groups * area * outputs, n, t, o;
     const int8_t *q[4];
-    for (o = 0; o < 4; o++) q[o] = (const int8_t *)c->w.values + 4 * first_unit(&c->w, first + o);
+    for (o = 0; o < 4; o++) q[o] = dense_bytes(&c->w, first + o, rows + 4 * o * c->w.taps);
     for (n = 0; n < channels; n += 2) {
         for (t = 0; t < area; t++, w += outputs) {
             pairs_of_lanes low, high = {0}, low_others, high_others = {0};
@@ -1149,55 +1171,33 @@ static void spread_four_pairs(const convolution *c, size_t first, size_t outputs
 }
 #endif
 
-/* Pairs of them, of a channel and the next one, for the units of one output: `w` (product, tap of pairs, output). */
-static void spread_pairs(const convolution *c, size_t first, size_t o, size_t outputs, const int32_t *stored, int32_t *w) {
-    const weights *weight = &c->w;
-    size_t area = c->area, channels = c->channels / c->groups, taps = c->units / c->groups * area, step = taps * outputs, t, n, g;
-    const int8_t *q = (const int8_t *)weight->values + 4 * first_unit(weight, first + o);
-    if (!stored) {
-        const products none = {0};
-        for (n = 0; n < channels; n += 2) {
-            for (t = 0; t < area; t++) {
-                products low = products_of(q + 4 * (n * area + t));
-                products high = n + 1 < channels ? products_of(q + 4 * ((n + 1) * area + t)) : none;
-                int32_t *to = w + (n / 2 * area + t) * outputs + o;
-                for (g = 0; g < 8; g++) to[g * step] = pair(low[g], high[g]);
-            }
-        }
-        return;
-    }
-    for (n = 0; n < unit_count(weight, first + o); n++) {
-        size_t channel = (size_t)stored[n] / area, place = (size_t)stored[n] % area;
-        products mine = products_of(q + 4 * n);
-        int32_t *to = w + (channel / 2 * area + place) * outputs + o;
-        for (g = 0; g < 8; g++) {
-            to[g * step] = channel % 2 ? pair(to[g * step], mine[g]) : pair(mine[g], to[g * step] >> 16);
+/* Pairs of them, of a channel and the next one, for the units `q` of output `o`: `w` (product, tap of pairs, output). */
+static void spread_pairs(const convolution *c, const int8_t *q, size_t o, size_t outputs, int32_t *w) {
+    size_t area = c->area, channels = c->channels / c->groups, step = c->units / c->groups * area * outputs, t, n, g;
+    for (n = 0; n < channels; n += 2) {
+        for (t = 0; t < area; t++) {
+            products low = products_of(q + 4 * (n * area + t)), high = {0};
+            int32_t *to = w + (n / 2 * area + t) * outputs + o;
+            if (n + 1 < channels) high = products_of(q + 4 * ((n + 1) * area + t));
+            for (g = 0; g < 8; g++) to[g * step] = pair(low[g], high[g]);
         }
     }
 }
 
-/* A block of outputs in int8, of quaternions or real numbers; `stored` has room for the taps of one. */
+/* A block of outputs in int8, of quaternions or real numbers. */
 static void outputs_i8(const convolution *c, const int32_t *x, const int32_t *place, size_t first, size_t outputs,
-                       int32_t *stored, int32_t *w, int32_t *y) {
-    size_t sets = c->w.components == 4 ? 8 : 1, set = c->units * c->plane, stride = c->vectors * LANES, o, v, g, k, n;
+                       int8_t *rows, int32_t *w, int32_t *y) {
+    size_t sets = c->w.components == 4 ? 8 : 1, set = c->units * c->plane, stride = c->vectors * LANES, o = 0, v, g, k, n;
     size_t taps = c->units / c->groups * c->area, step = taps * outputs;
     const int32_t *bias = (const int32_t *)c->w.bias + first;
     walk at = walk_of(c);
-    o = 0;
 #if LANES == 8
-    for (; sets == 8 && !c->w.starts && o + 4 <= outputs; o += 4) spread_four_pairs(c, first + o, outputs, w + o);
+    for (; sets == 8 && o + 4 <= outputs; o += 4) spread_four_pairs(c, first + o, outputs, rows, w + o);
 #endif
-    if (c->w.starts) memset(w, 0, 4 * sets * step);
     for (; o < outputs; o++) {
-        const int8_t *q = (const int8_t *)c->w.values + first_unit(&c->w, first + o) * stored_width(&c->w);
-        if (c->w.starts) stored_taps(&c->w, first + o, NULL, stored);
-        if (sets == 8) {
-            spread_pairs(c, first, o, outputs, c->w.starts ? stored : NULL, w);
-        } else {
-            for (n = 0; n < unit_count(&c->w, first + o); n++) {
-                w[(c->w.starts ? (size_t)stored[n] : n) * outputs + o] = pair(q[2 * n], q[2 * n + 1]);
-            }
-        }
+        const int8_t *q = dense_bytes(&c->w, first + o, rows);
+        if (sets == 8) spread_pairs(c, q, o, outputs, w);
+        else for (n = 0; n < taps; n++) w[n * outputs + o] = pair(q[2 * n], q[2 * n + 1]);
     }
     for (v = 0; v < c->vectors; v += BLOCK_VECTORS) {
         int32_t sums[8][BLOCK][BLOCK_VECTORS * LANES];
@@ -1430,7 +1430,7 @@ static void multiply_conv(const machine *m, const uint32_t *op, const convolutio
             if (c.whole) {
                 float *block = (float *)(void *)(m->scratch + c.block_at);
                 if (c.w.pairs) {
-                    outputs_i8(&c, (const int32_t *)(const void *)source, place, o, many, (int32_t *)(void *)units,
+                    outputs_i8(&c, (const int32_t *)(const void *)source, place, o, many, (int8_t *)units,
                                (int32_t *)(void *)block, (int32_t *)(void *)sums);
                 } else if (c.w.components == 4) hadamard_outputs(&c, source, place, o, many, units, block, sums);
                 else real_outputs(&c, source, place, o, many, units, block, sums);
@@ -1817,19 +1817,19 @@ static void run_pool(const machine *m, const uint32_t *op) {
     int i8 = op[QRN_POOL_DTYPE] == QRN_I8;
     int32_t zero = (int32_t)op[QRN_POOL_ZERO];
     size_t plane = height * width, places = (size_t)op[QRN_POOL_OUT] * op[QRN_POOL_OUT + 1], to = 0;
-    for (c = 0; c < channels; c++, in += plane, bytes += plane) {
+    for (c = 0; c < channels; c++) {
         for (y = 0; y < op[QRN_POOL_OUT]; y++) {
             size_t top, bottom, down, tall;
             window(op, 0, y, height, &top, &bottom, &down, &tall);
             for (x = 0; x < op[QRN_POOL_OUT + 1]; x++, to++) {
-                size_t left, right, along, wide, count = 0, best = top * width;
+                size_t left, right, along, wide, count = 0, best = c * plane + top * width;
                 float value = 0, sum = 0;
                 int32_t whole = 0, most = -128;
                 window(op, 1, x, width, &left, &right, &along, &wide);
                 best += left;
                 for (n = top; n < bottom; n += down) {
                     for (k = left; k < right; k += along, count++) {
-                        size_t p = n * width + k;
+                        size_t p = c * plane + n * width + k;
                         if (i8) {
                             whole += bytes[p] - zero;
                             most = bytes[p] > most ? bytes[p] : most;
@@ -1875,10 +1875,11 @@ static int run_embed(const machine *m, const uint32_t *op) {
     size_t rows = op[QRN_EMBED_ROWS], width = op[QRN_EMBED_WIDTH], row, n;
     const void *table = at(m, op[QRN_EMBED_TABLE]);
     for (row = 0; row < rows; row++, y += width) {
-        size_t entry = (size_t)(uint32_t)x[row];
+        uint32_t entry;
+        memcpy(&entry, x + row, sizeof entry); /* once: the table's entries may be written over their numbers */
         if (entry >= op[QRN_EMBED_ENTRIES]) return QRN_NO_SUCH_ENTRY;
         for (n = 0; n < width; n++) {
-            size_t p = entry * width + n;
+            size_t p = (size_t)entry * width + n;
             if (op[QRN_EMBED_DTYPE] == QRN_F32) y[n] = ((const float *)table)[p];
             else if (op[QRN_EMBED_DTYPE] == QRN_F16) y[n] = half_to_float(((const uint16_t *)table)[p]);
             else y[n] = (float)((const int8_t *)table)[p] * ((const float *)at(m, op[QRN_EMBED_SCALES]))[entry];
@@ -2090,7 +2091,7 @@ static int finishing_fits(const bounds *k, uint32_t activation, uint32_t x_dtype
 }
 
 static const char *check_conv(bounds *k, const uint32_t *op) {
-    static const char *wrong = "a convolution does not fit its tensors";
+    static const char wrong[] = "a convolution does not fit its tensors";
     uint64_t outputs = op[QRN_CONV_WEIGHTS + QRN_W_OUTPUTS], components = op[QRN_CONV_WEIGHTS + QRN_W_COMPONENTS];
     uint64_t parts = 0, out[2], plane = 1, axis, n, per_group, taps, positions, size;
     int pairs = op[QRN_CONV_X_DTYPE] == QRN_I8, pool = op[QRN_CONV_POOL] == 1;
@@ -2117,8 +2118,9 @@ static const char *check_conv(bounds *k, const uint32_t *op) {
                  times(op[QRN_CONV_KERNEL], op[QRN_CONV_KERNEL + 1]));
     size = times(op[QRN_CONV_HEIGHT], op[QRN_CONV_WIDTH]);
     positions = pool ? (out[0] / 2) * (out[1] / 2) : times(out[0], out[1]);
-    /* The planes are reached by numbers of 32 bits, and what they take must be a size on any machine. */
-    if (times(times(plane, op[QRN_CONV_CHANNELS]), 8) > 1 << 28 || times(plane, outputs) > UINT64_MAX / 64) return wrong;
+    /* The planes are reached by numbers of 32 bits, and what they, their sums and the places take must be a size on any machine. */
+    if (times(times(plane, op[QRN_CONV_CHANNELS]), 8) > MAX_PLANES || times(plane, outputs) > UINT64_MAX / 64) return wrong;
+    if (plane > LIMIT || taps > LIMIT / 8) return wrong;
     if (!in_arena(k, op[QRN_CONV_X], times(times(parts, op[QRN_CONV_CHANNELS]), size), dtype_bytes(op[QRN_CONV_X_DTYPE]))) return wrong;
     if (!in_arena(k, op[QRN_CONV_Y], times(times(components, outputs), positions), dtype_bytes(op[QRN_CONV_Y_DTYPE]))) return wrong;
     if (!is_none(op[QRN_CONV_CONSTANT])) {
@@ -2135,7 +2137,7 @@ static const char *check_conv(bounds *k, const uint32_t *op) {
 }
 
 static const char *check_linear(bounds *k, const uint32_t *op) {
-    static const char *wrong = "a linear layer does not fit its tensors";
+    static const char wrong[] = "a linear layer does not fit its tensors";
     uint64_t outputs = op[QRN_LINEAR_WEIGHTS + QRN_W_OUTPUTS], components = op[QRN_LINEAR_WEIGHTS + QRN_W_COMPONENTS];
     uint64_t parts = 0, n, rows = op[QRN_LINEAR_ROWS], channels = op[QRN_LINEAR_CHANNELS], taps;
     int pairs = op[QRN_LINEAR_X_DTYPE] == QRN_I8;
@@ -2153,7 +2155,7 @@ static const char *check_linear(bounds *k, const uint32_t *op) {
 }
 
 static const char *check_recurrent(bounds *k, const uint32_t *op) {
-    static const char *wrong = "a recurrent layer does not fit its tensors";
+    static const char wrong[] = "a recurrent layer does not fit its tensors";
     const uint32_t *w = op + QRN_RECURRENT_WEIGHTS;
     uint64_t gates = gates_of(op[QRN_RECURRENT_KIND]), outputs = w[QRN_W_OUTPUTS], components = w[QRN_W_COMPONENTS];
     uint64_t units = outputs / gates, steps = op[QRN_RECURRENT_STEPS];
@@ -2168,7 +2170,7 @@ static const char *check_recurrent(bounds *k, const uint32_t *op) {
 }
 
 static const char *check_nest(bounds *k, const uint32_t *op) {
-    static const char *wrong = "a loop over tensors leaves them";
+    static const char wrong[] = "a loop over tensors leaves them";
     uint64_t reach[3] = {0, 0, 0}, count = 1, n, which, size = dtype_bytes(op[QRN_NEST_DTYPE]);
     if (op[QRN_NEST_KIND] >= QRN_NEST_KINDS || op[QRN_NEST_DTYPE] > QRN_I32) return wrong;
     if (op[QRN_NEST_DTYPE] != QRN_F32 && op[QRN_NEST_KIND] != QRN_NEST_COPY) return wrong;
@@ -2189,7 +2191,7 @@ static const char *check_nest(bounds *k, const uint32_t *op) {
 }
 
 static const char *check_pool(bounds *k, const uint32_t *op) {
-    static const char *wrong = "a pooling does not fit its tensors";
+    static const char wrong[] = "a pooling does not fit its tensors";
     uint64_t axis, n, planes, size, reach = 1, places = times(op[QRN_POOL_OUT], op[QRN_POOL_OUT + 1]);
     int adaptive = op[QRN_POOL_KERNEL] == 0 && op[QRN_POOL_KERNEL + 1] == 0;
     if (op[QRN_POOL_KIND] > QRN_POOL_MODULUS || (op[QRN_POOL_DTYPE] != QRN_F32 && op[QRN_POOL_DTYPE] != QRN_I8)) return wrong;
@@ -2206,21 +2208,21 @@ static const char *check_pool(bounds *k, const uint32_t *op) {
         }
         if (!sized(op[QRN_POOL_KERNEL + axis]) || !sized(op[QRN_POOL_STRIDE + axis]) || !sized(op[QRN_POOL_DILATION + axis])) return wrong;
         /* Every window has a place inside: padding up to half of it, and the last one begins before the far end. */
-        if (padding > kernel / 2) return wrong;
+        if (padding > kernel / 2 || (padding > 0 && op[QRN_POOL_DILATION + axis] > in)) return wrong;
         if (((uint64_t)op[QRN_POOL_OUT + axis] - 1) * op[QRN_POOL_STRIDE + axis] >= in + padding) return wrong;
         if (in + 2 * padding < (kernel - 1) * op[QRN_POOL_DILATION + axis] + 1) return wrong;
         reach = times(reach, kernel);
     }
     planes = times(op[QRN_POOL_CHANNELS], op[QRN_POOL_KIND] == QRN_POOL_MODULUS ? 4 : 1);
     size = dtype_bytes(op[QRN_POOL_DTYPE]);
-    if (reach > LIMIT) return wrong; /* sums of bytes fit 32 bits */
+    if (reach > LIMIT / 4) return wrong; /* sums of bytes fit 32 bits */
     if (!in_arena(k, op[QRN_POOL_X], times(planes, times(op[QRN_POOL_HEIGHT], op[QRN_POOL_WIDTH])), size)) return wrong;
     if (!in_arena(k, op[QRN_POOL_Y], times(planes, places), op[QRN_POOL_KIND] == QRN_POOL_MEAN ? 4 : size)) return wrong;
     return worked(k, times(times(planes, places), reach)) ? NULL : "it would never end";
 }
 
 static const char *check_other(bounds *k, uint32_t code, const uint32_t *op) {
-    static const char *wrong = "an operation does not fit its tensors";
+    static const char wrong[] = "an operation does not fit its tensors";
     uint64_t count, places;
     switch (code) {
     case QRN_OP_UNARY:
@@ -2235,10 +2237,11 @@ static const char *check_other(bounds *k, uint32_t code, const uint32_t *op) {
         if (op[QRN_EMBED_DTYPE] == QRN_I8 && !in_blob(k, op[QRN_EMBED_SCALES], op[QRN_EMBED_ENTRIES], 4)) return wrong;
         if (!in_arena(k, op[QRN_EMBED_X], op[QRN_EMBED_ROWS], 4) || !in_arena(k, op[QRN_EMBED_Y], count, 4)) return wrong;
         if (!in_blob(k, op[QRN_EMBED_TABLE], places, dtype_bytes(op[QRN_EMBED_DTYPE]))) return wrong;
-        return worked(k, count) ? NULL : wrong;
+        return worked(k, count + op[QRN_EMBED_ROWS]) ? NULL : wrong;
     case QRN_OP_ARGMAX:
         places = times(op[QRN_ARGMAX_OUTER], op[QRN_ARGMAX_INNER]);
-        if (!sized(op[QRN_ARGMAX_COUNT]) || !in_arena(k, op[QRN_ARGMAX_X], times(places, op[QRN_ARGMAX_COUNT]), 4)) return wrong;
+        if (!sized(op[QRN_ARGMAX_OUTER]) || !sized(op[QRN_ARGMAX_INNER]) || !sized(op[QRN_ARGMAX_COUNT])) return wrong;
+        if (!in_arena(k, op[QRN_ARGMAX_X], times(places, op[QRN_ARGMAX_COUNT]), 4)) return wrong;
         if (!in_arena(k, op[QRN_ARGMAX_Y], places, 4)) return wrong;
         return worked(k, times(places, op[QRN_ARGMAX_COUNT])) ? NULL : wrong;
     case QRN_OP_TABLE:
@@ -2382,7 +2385,10 @@ const char *qrn_check(const void *blob, size_t bytes) {
 /* ----------------------------------------------------------------------------------------------------------- running */
 
 static size_t scratch_of(const uint8_t *blob, uint32_t code, const uint32_t *op, int fast) {
-    if (code == QRN_OP_CONV) return conv_of(blob, op, fast).scratch;
+    if (code == QRN_OP_CONV) { /* what is faster does not always take more */
+        size_t most = conv_of(blob, op, 1).scratch;
+        return fast ? most : smaller(most, conv_of(blob, op, 0).scratch);
+    }
     if (code == QRN_OP_LINEAR) {
         weights w = weights_of(blob, op + QRN_LINEAR_WEIGHTS, op[QRN_LINEAR_X_DTYPE] == QRN_I8);
         return linear_of(&w, op[QRN_LINEAR_CHANNELS]).scratch;
@@ -2418,9 +2424,9 @@ int qrn_run(const void *blob, void *arena, size_t arena_bytes, const void *const
     machine m;
     size_t n, ops = ((const uint32_t *)blob)[QRN_HEADER_OPS];
     m.blob = (const uint8_t *)blob;
+    if (arena_bytes < scratch_start(blob)) return QRN_ARENA_TOO_SMALL;
     m.arena = (uint8_t *)arena;
     m.scratch = m.arena + scratch_start(blob);
-    if (arena_bytes < scratch_start(blob)) return QRN_ARENA_TOO_SMALL;
     m.scratch_bytes = arena_bytes - scratch_start(blob);
     for (n = 0; n < qrn_inputs(blob); n++) {
         memcpy(m.arena + tensor_words(blob, n)[2 + QRN_AXES], inputs[n], qrn_bytes(qrn_input(blob, n)));
