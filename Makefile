@@ -53,9 +53,10 @@ coverage: $(DEVELOP) chromium
 # Speed, as ratios of what was timed in one run; then what got slower than the committed records say.
 bench: $(DEVELOP)
 	$(BIN)/python benchmarks/layers.py --json benchmarks/layers.json
+	$(BIN)/python benchmarks/runtime.py --json benchmarks/runtime.json
 	$(BIN)/python benchmarks/chart.py
 	$(BIN)/python benchmarks/training.py --json benchmarks/training.json
-	$(BIN)/python benchmarks/compare.py benchmarks/layers.json benchmarks/training.json
+	$(BIN)/python benchmarks/compare.py benchmarks/layers.json benchmarks/training.json benchmarks/runtime.json
 
 .PHONY: graph
 graph: $(DEVELOP)

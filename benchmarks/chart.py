@@ -1,4 +1,5 @@
-"""Draw ``docs/speed.svg`` from ``benchmarks/layers.json``, and ``docs/size.svg`` from runs of ``quern compress``."""
+"""Draw ``docs/speed.svg`` from ``benchmarks/layers.json``, ``docs/size.svg`` from runs of ``quern compress``, and
+``docs/runtime.svg`` from ``benchmarks/runtime.json``."""
 
 import json
 import math
@@ -112,9 +113,46 @@ def speed() -> None:
     write_text(ROOT / "docs/speed.svg", "\n".join(parts) + "\n")
 
 
+def runtime() -> None:
+    """Time against the share of quaternions that are not zero: a line through the origin is the goal."""
+    rows = json.loads((ROOT / "benchmarks/runtime.json").read_text())["rows"]
+    rows = [row for row in rows if row["what"].startswith("CIFAR-10 at ")]
+    left, top, wide, high = 60, 40, 520, 260
+    most = 0.25 * math.ceil(max(row["onnxruntime_ms"] for row in rows) / 0.25)
+    lines = (
+        ("#c0392b", "onnxruntime, float32", [row["onnxruntime_ms"] for row in rows]),
+        ("#2f6f8f", "C runtime, float32", [row["float32"]["ms"] for row in rows]),
+        ("#6b8e23", "C runtime, int8", [row["int8"]["ms"] for row in rows]),
+    )
+    parts = sheet(left + wide + 30, top + high + 50, 12)
+    parts += legend(left, tuple((n * 180, colour, name) for n, (colour, name, _) in enumerate(lines)))
+    for k in range(round(most / 0.25) + 1):
+        y = top + high * (1 - k * 0.25 / most)
+        parts.append(f'<line x1="{left}" x2="{left + wide}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e4e4e4"/>')
+        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end" fill="#555555">{k * 0.25:g} ms</text>')
+    for share in range(0, 101, 20):
+        x = left + wide * share / 100
+        parts.append(f'<text x="{x:.1f}" y="{top + high + 18}" text-anchor="middle" fill="#555555">{share} %</text>')
+    for colour, _, times in lines:
+        places = [
+            (left + wide * row["stored"] / row["units"], top + high * (1 - ms / most))
+            for row, ms in zip(rows, times, strict=True)
+        ]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in places]
+    parts.append(
+        f'<text x="{left + wide / 2}" y="{top + high + 40}" text-anchor="middle" fill="#222222">'
+        "quaternions of the CIFAR-10 network that are not zero (time for one image upwards)</text>"
+    )
+    parts.append("</svg>")
+    write_text(ROOT / "docs/runtime.svg", "\n".join(parts) + "\n")
+
+
 def main() -> None:
     speed()
     size()
+    runtime()
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def test_the_examples_in_the_documents_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("README.md", "docs/start.md", "docs/compaction.md", "docs/compress.md"):
+    for name in ("README.md", "docs/start.md", "docs/compaction.md", "docs/compress.md", "docs/runtime.md"):
         for block in python_blocks(name):
             exec(compile(block, name, "exec"), {})
     printed = capsys.readouterr().out
@@ -141,7 +141,7 @@ def test_the_examples_in_the_documents_run(
     assert "torch.Size([8, 10])" in printed
     assert "parameters are not zero" in printed
     assert "QConv2d(1, 8, kernel_size" in printed  # two neurons of four
-    assert {path.name for path in tmp_path.iterdir()} == {"small.onnx", "small.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == {"net.qrn", "small.onnx", "small.safetensors"}
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         pipeline,
         records,
         report,
+        runtime,
         sparsity,
         testing,
         train,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["algebra", "bench", "compact", "compress", "convert", "data", "errors", "export", "from_orkis", "functional"]
 __all__ += ["graph", "io", "models", "nn", "optim", "paper", "penalties", "pipeline", "quaternionize", "records"]
-__all__ += ["report", "sparsity", "testing", "train"]
+__all__ += ["report", "runtime", "sparsity", "testing", "train"]
 
 _FUNCTIONS = {"compress": "quern.pipeline", "from_orkis": "quern.convert", "quaternionize": "quern.convert"}
 

@@ -498,10 +498,10 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast) {
     c.vectors = c.by_rows ? rows : flat;
     c.row = c.by_rows ? (c.out[1] + LANES - 1) / LANES * LANES : c.pitch;
     stored = first_unit(&c.w, c.w.outputs);
-    /* Half of the products for all of the places: worth it from somewhat more than half of them on. */
-    c.whole = fast && LANES > 1 && c.vectors > 1 && c.w.outputs / c.groups > 1 &&
-              (c.w.components == 1 ? 10 * stored > 4 * c.w.outputs * taps
-                                   : c.parts == 15 && 20 * stored > 11 * c.w.outputs * taps && (!pairs || taps <= MAX_WHOLE_I8));
+    /* Half of the products for all of the places, and units that are not all there have to be put in their places first:
+     * worth it from about two thirds of them on, in int8 if none is missing. */
+    c.whole = fast && LANES > 1 && c.vectors > 1 && c.w.outputs / c.groups > 1 && (!c.w.starts || (!pairs && 3 * stored > 2 * c.w.outputs * taps)) &&
+              (c.w.components == 1 || (c.parts == 15 && (!pairs || taps <= MAX_WHOLE_I8)));
     if (c.whole && pairs && c.w.components == 4) { /* two channels to a pair, not two components */
         c.units = c.groups * ((c.channels / c.groups + 1) / 2);
         taps = c.units / c.groups * c.area;
