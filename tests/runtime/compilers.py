@@ -36,7 +36,7 @@ def vectors(name: str) -> tuple[str, ...]:
 
 def compiled(compiler: str, out: Path, *flags: str, sources: Sequence[Path] = (RUNTIME / "quern_rt.c",)) -> str:
     """Compile to ``out``; what the compiler said. It must not fail."""
-    command = [compiler, *flags, f"-I{RUNTIME}", *map(str, sources), "-o", str(out), "-lm"]
+    command = [compiler, f"-I{RUNTIME}", *map(str, sources), "-o", str(out), *flags]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     return made.stderr
@@ -46,7 +46,7 @@ def hostile_program(folder: Path, name: str) -> Path:
     """The program that runs blobs of strangers, with the vectors of a build."""
     out = folder / f"hostile{name}"
     sources = (RUNTIME / "quern_rt.c", HERE / "hostile.c")
-    flags = ("-std=c99", *SANITIZED, f"-DQRN_MAX_WORK={WORK}", *vectors(name))
+    flags = ("-std=c99", *SANITIZED, f"-DQRN_MAX_WORK={WORK}", *vectors(name), "-lm")
     compiled(COMPILERS[0], out, *flags, sources=sources)
     return out
 

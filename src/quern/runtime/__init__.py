@@ -157,7 +157,10 @@ class PackedNetwork:
                     f"{self._name} takes {wanted.dtype} of shape ({shape}), but was given {array.dtype} of shape "
                     f"{array.shape}."
                 )
-            arrays.append(np.ascontiguousarray(array, wanted.dtype))
+            fitting = np.ascontiguousarray(array, wanted.dtype)
+            if whole and not np.array_equal(fitting, array):
+                raise PackedError(f"{self._name} was given whole numbers that do not fit {wanted.dtype}.")
+            arrays.append(fitting)
         if len({len(array) for array in arrays}) > 1:
             raise PackedError(f"{self._name} takes batches of the same size, but was given several.")
         return arrays
