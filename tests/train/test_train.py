@@ -20,7 +20,7 @@ from quern._files import claimed
 from quern.data import Images, ImageSet, digits
 from quern.errors import TrainingError
 from quern.optim import ProximalAdam
-from quern.penalties import L1, RQ, RQL, GammaL1
+from quern.penalties import L1, RQ, RQL, GammaL1, Penalty
 from quern.train import Epoch, Loaders, Result, Settings, augment, checkpoint, derived_seed, evaluate, fit
 from tests.commands import quern
 
@@ -112,15 +112,42 @@ def test_compacting_does_not_change_the_steps_before_it(images: ImageSet) -> Non
 
 
 @pytest.mark.parametrize("steps", [[11], [22], [23, 18, 12]], ids=str)
-def test_a_compacting_run_is_resumed_bit_for_bit(images: ImageSet, tmp_path: Path, steps: list[int]) -> None:
+@pytest.mark.parametrize("penalty", [COMPACTING.penalty, RQ(100.0, by_cost=0.5)], ids=str)
+def test_a_compacting_run_is_resumed_bit_for_bit(
+    images: ImageSet, tmp_path: Path, steps: list[int], penalty: Penalty
+) -> None:
+    settings = dataclasses.replace(COMPACTING, penalty=penalty)
     straight = build(norm="after_conv")
-    fit(straight, images, COMPACTING)
+    whole = sum(p.numel() for p in straight.parameters())
+    fit(straight, images, settings)
+    assert sum(p.numel() for p in straight.parameters()) < whole
     for count in steps:
         with pytest.raises(TrainingError, match="stopped by"):
-            fit(build(norm="after_conv"), images, COMPACTING, tmp_path, count != steps[0], [Stop(count, 15)])
+            fit(build(norm="after_conv"), images, settings, tmp_path, count != steps[0], [Stop(count, 15)])
     model = build(2, norm="after_conv")
-    fit(model, images, COMPACTING, tmp_path, resume=True)
+    fit(model, images, settings, tmp_path, resume=True)
     torch.testing.assert_close(dict(model.state_dict()), dict(straight.state_dict()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("optimizer", ["proximal-adam", "proximal-sgd", "adam"])
+def test_quaternions_are_weighed_by_their_costs_while_training(images: ImageSet, optimizer: Any) -> None:
+    """The penalty of a step is that of the weighed network, whichever optimizer takes it."""
+    settings = dataclasses.replace(SHORT, epochs=1, heal=0, warmup=0, optimizer=optimizer, penalty=RQ(8.0, by_cost=1.0))
+    weighed, plain = build(), build()
+    line = fit(weighed, images, settings).history[-1]
+    fit(plain, images, dataclasses.replace(settings, penalty=RQ(8.0)))
+    assert settings.penalty is not None
+    found = settings.penalty.weighed(weighed, images.normalize(images.train.pixels[:1]))(weighed)
+    assert line.penalty == pytest.approx(found.item(), rel=1e-6)
+    first = [float(model.get_parameter("0.weight").detach().norm(dim=0).sum()) for model in (weighed, plain)]
+    assert first[0] < first[1]  # applied at 36 positions, where the linear layer is applied once
+
+
+def test_a_run_that_was_not_weighed_goes_on_weighed_by_nothing_else(images: ImageSet, tmp_path: Path) -> None:
+    fit(build(), images, dataclasses.replace(SHORT, epochs=1), tmp_path)
+    weighed = dataclasses.replace(SHORT, epochs=1, penalty=RQL(8.0, by_cost=0.5))
+    with pytest.raises(TrainingError, match="trained with other settings: penalty differ"):
+        fit(build(), images, weighed, tmp_path, resume=True)
 
 
 def test_a_network_that_cannot_be_compacted_says_so_at_once(images: ImageSet) -> None:
