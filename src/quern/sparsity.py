@@ -7,7 +7,6 @@ longer matter: those that :func:`quern.compact.plan` would remove. Biases count 
 
 import copy
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from quern.graph.precision import floating, in_float64, largest, widened
 from quern.graph.reader import layer_plan, read
 from quern.graph.spec import hooked
 from quern.graph.trace import traced
+from quern.graph.work import run_counting
 from quern.records import LayerSparsity, Sparsity
 
 __all__ = ["LayerSparsity", "Sparsity", "measure", "work"]
@@ -141,26 +141,14 @@ def _nonzero(t: Tensor, tol: float) -> int:
 
 def work(model: nn.Module, example_input: Tensor | tuple[Any, ...], tol: float = 0.0) -> dict[str, tuple[int, int]]:
     """Real multiply-adds of every weighted layer by name, with and without zeros, for one sample."""
+    used: list[tuple[str, int, int]] = []
+
+    def count(name: str, weight: Tensor, uses: int, products: int) -> None:
+        used.append((name, products * uses * weight.numel(), products * uses * _nonzero(weight, tol)))
+
+    samples = run_counting(model, example_input, count)
     done: dict[str, tuple[int, int]] = {}
-    args = inputs_of(model, example_input)
-    batch = max(1, next((a.shape[0] for a in args if isinstance(a, Tensor)), 1))
-
-    def count(name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        for weight, uses, products in spec_of(layer).work(layer, args, kwargs, output):
-            here, left = (products * uses * n // batch for n in (weight.numel(), _nonzero(weight, tol)))
-            before = done.get(name, (0, 0))
-            done[name] = (before[0] + here, before[1] + left)
-
-    handles = [
-        layer.register_forward_hook(partial(count, name), with_kwargs=True) for name, layer in model.named_modules()
-    ]
-    modes = {layer: layer.training for layer in model.modules()}
-    try:
-        model.eval()
-        model(*args)
-    finally:
-        for handle in handles:
-            handle.remove()
-        for layer, training in modes.items():
-            layer.train(training)  # the outer ones first, so that each ends as it was
+    for name, whole, left in used:
+        before = done.get(name, (0, 0))
+        done[name] = (before[0] + whole // samples, before[1] + left // samples)
     return done

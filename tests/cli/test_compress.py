@@ -5,12 +5,13 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from quern.cli._compress import _bytes
+from quern.cli._compress import _bytes, _penalty
 from quern.errors import TrainingError
 from tests.commands import Started, here, refused
 
@@ -187,6 +188,23 @@ def test_bad_input_gets_one_sentence(budget: tuple[Path, str, str], tmp_path: Pa
 def test_a_mistake_that_shows_late_does_not_spoil_the_folder(tmp_path: Path) -> None:
     assert "heal is -1" in refused("compress", "--heal", -1, "--quiet", "--out", tmp_path / "run")
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_zeros_are_weighed_by_cost_where_speed_is_asked_for() -> None:
+    def powers(names: list[str] | None, by_cost: float | None, **limits: float) -> list[Any]:
+        lambdas = None if limits else [1.0]
+        terms = _penalty(names, lambdas, by_cost, {"min_speedup": None, **limits})
+        return [] if terms is None else [term.get("by_cost") for term in terms]
+
+    assert powers(["rq", "gamma"], None, min_speedup=2.0) == [0.5, None]
+    assert powers(["rql"], 1.0, min_speedup=2.0) == [1.0]
+    assert powers(["rql"], 0.0, min_speedup=2.0) == [None]
+    assert powers(["rq"], None, max_params=9) == powers(["rq"], None) == [None]
+    assert powers(["gamma"], None, min_speedup=2.0) == [None]
+    assert powers(None, None, min_speedup=2.0) == []
+    for names in (None, ["gamma"]):
+        with pytest.raises(TrainingError, match="--by-cost is for a penalty of weights"):
+            powers(names, 0.5, min_speedup=2.0)
 
 
 def test_bytes_have_units() -> None:

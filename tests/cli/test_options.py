@@ -8,9 +8,10 @@ from typing import Any, get_args, get_type_hints
 import quern
 from quern import data, models, penalties
 from quern.cli._compress import _DEFAULTS, _DIGITS, compress
-from quern.cli._options import DATASETS, FETCHED, MODELS, PENALTIES, REAL_MODELS, NormName
+from quern.cli._options import DATASETS, FETCHED, MODELS, OF_WEIGHTS, PENALTIES, REAL_MODELS, NormName
 from quern.cli._train import train
 from quern.models import Norm
+from quern.penalties import OfWeights
 from quern.records import Budget
 from quern.train import Settings
 
@@ -19,12 +20,12 @@ TYPES = get_type_hints(Settings)
 
 # Fields of Settings that are no options, and why.
 NOT_OF_TRAIN = {
-    "penalty": "three options: --penalty, --lambda and --plain-sums",
+    "penalty": "four options: --penalty, --lambda, --plain-sums and --by-cost",
     "distill": "asks for a teacher, which is compress's dense network",
     "curves": "for the paper's figures",
 }
 NOT_OF_COMPRESS = {
-    "penalty": "two options: --penalty and --lambda",
+    "penalty": "three options: --penalty, --lambda and --by-cost",
     "curves": "for the paper's figures",
     **dict.fromkeys(("warmup", "ramp", "heal_dropout", "compact_every"), "set by its stages"),
     **dict.fromkeys(("optimizer", "schedule", "precision", "tol"), "options of quern.compress in Python alone"),
@@ -78,6 +79,9 @@ def test_names_in_the_help_are_those_of_the_modules() -> None:
     assert {*FETCHED, *DATASETS} <= set(data.NAMES)
     assert {*MODELS, *REAL_MODELS} == set(models.BUILDERS)
     assert get_args(NormName) == get_args(Norm)
+    assert {name for name in PENALTIES if issubclass(getattr(penalties, PENALTIES[name][0]), OfWeights)} == {
+        *OF_WEIGHTS
+    }
     for kind, arguments in PENALTIES.values():
         assert getattr(penalties, kind)(1.0, **arguments).to_list()
     assert {kind for kind, _ in PENALTIES.values()} == {"L1", "L2", "RQ", "RQL", "GammaL1"}

@@ -71,6 +71,22 @@ def test_a_budget_that_is_met_already_removes_nothing(images: ImageSet) -> None:
     assert [line.strength for line in result.history] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("by_cost", [0.0, 0.5])
+def test_quaternions_of_a_network_meet_a_budget_of_speed(images: ImageSet, by_cost: float) -> None:
+    """Multiply-adds lead there; a clock that says what was asked for is content with them."""
+    torch.manual_seed(0)
+    layers = (qnn.QConv2d(1, 16, 3, input_parts="r"), nn.ReLU(), nn.Flatten(), qnn.QLinear(576, 16), nn.Linear(16, 10))
+    net = nn.Sequential(*layers)
+    before = measure(net, example(images)).macs
+    assert before
+    change = {"penalty": RQL(1.0, by_cost=by_cost)}
+    steered(images, net, Budget(min_speedup=2.5), change, speedup=lambda _: 3.0)
+    after = measure(net, example(images)).macs
+    assert after
+    assert 2.5 * after <= before
+    assert alive(net, images)
+
+
 def test_quaternions_of_a_network_without_normalisation_meet_a_budget(images: ImageSet) -> None:
     torch.manual_seed(0)
     layers = (nn.Flatten(), qnn.QLinear(64, 48), nn.ReLU(), nn.Linear(48, 10))

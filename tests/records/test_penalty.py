@@ -18,6 +18,7 @@ NEW = {"kind": "GammaL1", "weight": 1.0, "normalize": True, "with_beta": True}
             [{"kind": "RQ", "weight": 0.5, "normalize": False}, NEW],
             "RQ(0.5, normalize=False) + GammaL1(1, with_beta=True)",
         ),
+        ([{"kind": "RQ", "weight": 50.0, "normalize": True, "by_cost": 0.5}], "RQ(50, by_cost=0.5)"),
         ([{"kind": "Mine", "weight": 3, "normalize": True, "depth": 2}], "Mine(3, depth=2)"),
     ],
 )

@@ -11,7 +11,7 @@ from quern import models
 from quern._files import claimed
 from quern.data import ImageSet
 from quern.errors import TrainingError
-from quern.penalties import RQL, GammaL1
+from quern.penalties import RQ, RQL, GammaL1, Penalty
 from quern.train import checkpoint, fit
 from tests.train.short_runs import COMPACTING, SHORT, Stop, build
 
@@ -20,14 +20,20 @@ pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning") 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [[11], [22], [23, 18, 12]], ids=str)
-def test_a_compacting_run_is_resumed_bit_for_bit(images: ImageSet, tmp_path: Path, steps: list[int]) -> None:
+@pytest.mark.parametrize("penalty", [COMPACTING.penalty, RQ(100.0, by_cost=0.5)], ids=str)
+def test_a_compacting_run_is_resumed_bit_for_bit(
+    images: ImageSet, tmp_path: Path, steps: list[int], penalty: Penalty
+) -> None:
+    settings = dataclasses.replace(COMPACTING, penalty=penalty)
     straight = build(norm="after_conv")
-    fit(straight, images, COMPACTING)
+    whole = sum(p.numel() for p in straight.parameters())
+    fit(straight, images, settings)
+    assert sum(p.numel() for p in straight.parameters()) < whole
     for count in steps:
         with pytest.raises(TrainingError, match="stopped by"):
-            fit(build(norm="after_conv"), images, COMPACTING, tmp_path, count != steps[0], [Stop(count, 15)])
+            fit(build(norm="after_conv"), images, settings, tmp_path, count != steps[0], [Stop(count, 15)])
     model = build(2, norm="after_conv")
-    fit(model, images, COMPACTING, tmp_path, resume=True)
+    fit(model, images, settings, tmp_path, resume=True)
     torch.testing.assert_close(dict(model.state_dict()), dict(straight.state_dict()), rtol=0, atol=0)
 
 
@@ -106,3 +112,10 @@ def test_resume_refuses_what_does_not_fit(images: ImageSet, tmp_path: Path) -> N
     (tmp_path / "last.safetensors").write_bytes((tmp_path / "last.safetensors").read_bytes()[:-100])
     with pytest.raises(TrainingError, match="not a file of quern, or is damaged"):
         fit(build(), images, SHORT, tmp_path, resume=True)
+
+
+def test_a_run_that_was_not_weighed_goes_on_weighed_by_nothing_else(images: ImageSet, tmp_path: Path) -> None:
+    fit(build(), images, dataclasses.replace(SHORT, epochs=1), tmp_path)
+    weighed = dataclasses.replace(SHORT, epochs=1, penalty=RQL(8.0, by_cost=0.5))
+    with pytest.raises(TrainingError, match="trained with other settings: penalty differ"):
+        fit(build(), images, weighed, tmp_path, resume=True)

@@ -251,3 +251,17 @@ def test_a_training_reports_zeros_up_to_tol(tol: float, images: ImageSet, tmp_pa
     assert result.sparsity.tol == tol
     assert (zero.mean() > 0) == (tol > 0)
     assert (rows == 0).sum() == 0  # nothing was changed in the network
+
+
+@pytest.mark.parametrize("optimizer", ["proximal-adam", "proximal-sgd", "adam"])
+def test_quaternions_are_weighed_by_their_costs_while_training(images: ImageSet, optimizer: Any) -> None:
+    """The penalty of a step is that of the weighed network, whichever optimizer takes it."""
+    settings = dataclasses.replace(SHORT, epochs=1, heal=0, warmup=0, optimizer=optimizer, penalty=RQ(8.0, by_cost=1.0))
+    weighed, plain = build(), build()
+    line = fit(weighed, images, settings).history[-1]
+    fit(plain, images, dataclasses.replace(settings, penalty=RQ(8.0)))
+    assert settings.penalty is not None
+    found = settings.penalty.weighed(weighed, images.normalize(images.train.pixels[:1]))(weighed)
+    assert line.penalty == pytest.approx(found.item(), rel=1e-6)
+    first = [float(model.get_parameter("0.weight").detach().norm(dim=0).sum()) for model in (weighed, plain)]
+    assert first[0] < first[1]  # applied at 36 positions, where the linear layer is applied once

@@ -52,6 +52,8 @@ of_budget = partial(typer.Option, rich_help_panel="Budget (default: --max-drop 1
 _DEFAULTS = {"epochs": 12, "grind": 6, "heal": 24, "lr": 2e-3, "batch": 100}
 _DIGITS = {"epochs": 20, "grind": 20, "heal": 60, "lr": 5e-3, "batch": 64}
 
+_BY_COST = 0.5  # under --min-speedup
+
 
 def compress(
     context: typer.Context,
@@ -85,6 +87,7 @@ def compress(
     lambda_: Annotated[
         list[float] | None, of_phases("--lambda", help="Weight of each --penalty, in order; without a budget.")
     ] = None,
+    by_cost: _options.ByCostOfBudget = None,
     epochs: Annotated[
         int | None, of_phases(help="Epochs of the dense network.", show_default="12; 20 for digits")
     ] = None,
@@ -119,7 +122,7 @@ def compress(
         config = CompressRequest(
             **_run.request_of_run(context.params),
             start=str(start.resolve()) if start else None,
-            penalty=_penalty(penalty, lambda_, any(limit is not None for limit in limits.values())),
+            penalty=_penalty(penalty, lambda_, by_cost, limits),
             budget={**limits, **{name: _bytes(name, limits[name]) for name in ("max_bytes", "max_flash", "max_ram")}},
             stages=given,
         )
@@ -131,17 +134,23 @@ def compress(
     _compress(config, sums, out, quiet, json_)
 
 
-def _penalty(names: list[str] | None, weights: list[float] | None, budget: bool) -> list[dict[str, Any]] | None:
-    """The penalty as plain values, None for the default."""
+def _penalty(
+    names: list[str] | None, weights: list[float] | None, by_cost: float | None, limits: dict[str, Any]
+) -> list[dict[str, Any]] | None:
+    """The penalty as plain values, None for the default. To be fast, zeros must be where the time is."""
+    budget = any(limit is not None for limit in limits.values())
     if weights and budget:
         raise TrainingError("a budget chooses λ: leave out --lambda, or the budget.")
-    if not names and not weights:
+    if by_cost is None:
+        of_weights = any(name in _options.OF_WEIGHTS for name in names or [])
+        by_cost = _BY_COST if of_weights and limits["min_speedup"] is not None else 0.0
+    if not names and not weights and not by_cost:
         return None
     if names and not weights:
         if not budget:
             raise TrainingError("a penalty needs its --lambda, or a budget that chooses it, such as --max-drop 0.5.")
         weights = [1.0] * len(names)
-    return _run.penalty_terms(names, weights, plain_sums=False)
+    return _run.penalty_terms(names, weights, plain_sums=False, by_cost=by_cost)
 
 
 def _bytes(name: str, text: str | None) -> int | None:

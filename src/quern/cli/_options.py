@@ -14,8 +14,9 @@ import typer
 # all data sets; these are those to begin with.
 FETCHED = ("mnist", "cifar10")
 DATASETS = (*FETCHED, "digits")
+OF_WEIGHTS = ("l1", "l2", "rq", "rql")
 PENALTIES: dict[str, tuple[str, dict[str, bool]]] = {
-    **{name: (name.upper(), {}) for name in ("l1", "l2", "rq", "rql")},
+    **{name: (name.upper(), {}) for name in OF_WEIGHTS},
     "gamma": ("GammaL1", {}),
     "gamma-beta": ("GammaL1", {"with_beta": True}),
 }
@@ -60,6 +61,9 @@ Gray = Annotated[
 ]
 Dropout = Annotated[float | None, of_network(help="Dropout of the network.", show_default="the network's")]
 PenaltyNames = Annotated[list[str] | None, of_phases(help=f"{', '.join(PENALTIES)}; repeat it for a sum.")]
+_BY_COST = "Weigh zero quaternions by the multiply-adds they save, to this power, 0 to 1."
+ByCost = Annotated[float, of_phases(help=_BY_COST)]
+ByCostOfBudget = Annotated[float | None, of_phases(help=_BY_COST, show_default="0.5 with --min-speedup, else 0")]
 HealLr = Annotated[float | None, of_phases(help="Learning rate while healing.", show_default="--lr")]
 LabelSmoothing = Annotated[float, of_steps(help="Label smoothing.")]
 Crop = Annotated[int, of_steps(help="Shift images at random by up to this many pixels.")]

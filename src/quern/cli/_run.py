@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from quern.cli._console import Fetching, err_console, say
-from quern.cli._options import PENALTIES
+from quern.cli._options import OF_WEIGHTS, PENALTIES
 from quern.errors import TrainingError, instead_of
 from quern.records import Course, Request, Result
 
@@ -65,10 +65,12 @@ def settings_among(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def penalty_terms(
-    names: list[str] | None, weights: list[float] | None, plain_sums: bool
+    names: list[str] | None, weights: list[float] | None, plain_sums: bool, by_cost: float
 ) -> list[dict[str, Any]] | None:
-    """The sum of the penalties that were asked for, as plain values."""
+    """The sum of the penalties that were asked for, as plain values; those of weights are weighed ``by_cost``."""
     names, weights = names or [], weights or []
+    if by_cost and not any(name in OF_WEIGHTS for name in names):
+        raise TrainingError(f"--by-cost is for a penalty of weights: --penalty {' or '.join(OF_WEIGHTS)}.")
     if len(names) != len(weights):
         raise TrainingError(
             f"there are {len(names)} --penalty and {len(weights)} --lambda, but each penalty needs its weight: "
@@ -83,8 +85,9 @@ def penalty_terms(
         if name not in PENALTIES:
             raise TrainingError(f"there is no penalty {name}: {instead_of(name, PENALTIES)}")
         kind, options = PENALTIES[name]
+        costs = {"by_cost": by_cost} if name in OF_WEIGHTS else {}
         try:
-            term = getattr(penalties, kind)(weight, normalize=not plain_sums, **options)
+            term = getattr(penalties, kind)(weight, normalize=not plain_sums, **options, **costs)
         except ValueError as reason:
             raise TrainingError(str(reason)) from reason
         total = term if total is None else total + term

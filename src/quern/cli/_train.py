@@ -26,6 +26,8 @@ Examples:
 
   quern train --dataset mnist --optimizer adam --penalty rq --lambda 20 --out runs/paper    (the paper's way)
 
+  quern train --dataset cifar10 --penalty rq --lambda 50 --by-cost 0.5 --heal 5 --out runs/cifar-fast
+
   quern train --resume --out runs/mnist-rql
 
   torchrun --standalone --nproc-per-node 2 -m quern train --dataset cifar10 --out runs/cifar
@@ -52,6 +54,7 @@ def train(
     penalty: _options.PenaltyNames = None,
     lambda_: Annotated[list[float] | None, of_phases("--lambda", help="Weight of each --penalty, in order.")] = None,
     plain_sums: Annotated[bool, of_phases("--plain-sums", help="Penalties without the factor 1/Q or 1/|Γ|.")] = False,
+    by_cost: _options.ByCost = 0.0,
     warmup: Annotated[int, of_phases(help="Epochs at the start, without the penalty.")] = 0,
     epochs: Annotated[int, of_phases(help="Epochs, with the penalty if there is one.")] = 20,
     ramp: Annotated[float, of_phases(help="Share of --epochs over which λ rises from 0.")] = 0.5,
@@ -94,7 +97,7 @@ def train(
         config = schema.read(path, TrainConfig, "the settings of a run", "restore it, or begin again")
         sums = config["sums"]
     else:
-        terms = _run.penalty_terms(penalty, lambda_, plain_sums)
+        terms = _run.penalty_terms(penalty, lambda_, plain_sums, by_cost)
         settings = {**_run.settings_among(context.params), "penalty": terms}
         config, sums = TrainRequest(**_run.request_of_run(context.params), settings=settings), None
     _train(config, sums, out, tensorboard, quiet, json_)
@@ -125,7 +128,7 @@ def _train(
     network = _run.build_network(config, images)
     if settings.penalty is not None:
         try:
-            settings.penalty.targets(network)
+            settings.penalty.check(network)
         except ValueError as reason:
             hint = " (in a built-in network by --norm after_conv)" if "normalisation" in str(reason) else ""
             raise TrainingError(f"{str(reason).rstrip('.')}{hint}.") from reason

@@ -11,6 +11,7 @@ from quern.graph.layer_plan import Kept, LayerPlan
 from quern.graph.listing import batch_norms, quaternion_shifts, quaternion_weights
 from quern.graph.spec import Call, Spec, register, spec_of
 from quern.graph.trace import Example, check_module, check_traceable, inputs_of, mapped, trace
+from quern.graph.work import quaternion_costs
 
 __all__ = [
     "Call",
@@ -24,6 +25,7 @@ __all__ = [
     "inputs_of",
     "layers",
     "mapped",
+    "quaternion_costs",
     "quaternion_shifts",
     "quaternion_weights",
     "register",

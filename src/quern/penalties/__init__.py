@@ -13,6 +13,11 @@ its quaternion batch normalisations:
 =================================  ===========================================================================
 
 ``normalize=False`` leaves out the :math:`1/Q` or :math:`1/|\Gamma|`. Penalties add up: ``RQ(1e-2) + GammaL1(1e-3)``.
+Those of weights take ``by_cost``, which weighs each quaternion by the multiply-adds that it costs when the network runs
+(:class:`OfWeights` has the formula)::
+
+    penalty = RQ(50.0, by_cost=0.5).weighed(model, example)
+
 Biases and real-valued layers are left out, and so are parameters that are not trained (``requires_grad`` is False).
 
 Use one as a term of the loss, ``loss + penalty(model)``, with any optimizer; or give it to an optimizer of

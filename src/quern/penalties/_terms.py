@@ -9,7 +9,8 @@ from typing import Any, ClassVar, SupportsFloat
 import torch
 from torch import Tensor, nn
 
-from quern.graph import batch_norms, check_module, quaternion_weights
+from quern.errors import InputError
+from quern.graph import Example, batch_norms, check_module, quaternion_costs, quaternion_weights
 from quern.penalties._maps import COMPONENTS, GROUPS, SQUARES, ProximalMap, Target, shrink_
 from quern.records import Written, WrittenTerm
 
@@ -21,15 +22,29 @@ class Penalty(Written):
     def terms(self) -> tuple["Term", ...]:
         raise NotImplementedError
 
+    def weighed(self, model: nn.Module, example: Example) -> "Penalty":
+        """The same penalty, knowing what the weights of ``model`` cost: it runs once on ``example``, if a term asks for
+        that by ``by_cost``. :func:`quern.train.fit` does this by itself."""
+        raise NotImplementedError
+
+    def check(self, model: nn.Module) -> None:
+        """ValueError if a term has nothing to act on in ``model``."""
+        check_module(model)
+        for term in self.terms:
+            if not any(True for _ in term.select(model)):
+                raise ValueError(f"{term} has nothing to act on: {term.missing}.")
+
     def targets(self, model: nn.Module) -> list[Target]:
         """Every parameter that is penalised, with the factors that all terms together give it."""
-        check_module(model)
+        self.check(model)
         targets: dict[str, Target] = {}
         for term in self.terms:
-            selected = list(term.select(model))
-            if not selected:
-                raise ValueError(f"{term} has nothing to act on: {term.missing}.")
-            for new in selected:
+            if not term.is_weighed:
+                raise ValueError(
+                    f"{term} does not know yet what the weights cost: take penalty.weighed(network, example), with an "
+                    "example of the network's inputs."
+                )
+            for new in term.select(model):
                 old = targets.get(new.names[0])
                 targets[new.names[0]] = new if old is None else old.merged(new)
         return list(targets.values())
@@ -98,6 +113,9 @@ class Sum(Penalty):
     def terms(self) -> tuple["Term", ...]:
         return self.parts
 
+    def weighed(self, model: nn.Module, example: Example) -> "Sum":
+        return Sum(tuple(part.weighed(model, example) for part in self.parts))
+
 
 _KINDS: dict[str, type["Term"]] = {}
 
@@ -136,6 +154,14 @@ class Term(Penalty):
     def terms(self) -> tuple["Term", ...]:
         return (self,)
 
+    @property
+    def is_weighed(self) -> bool:
+        """Whether it knows all that its factors depend on."""
+        return True
+
+    def weighed(self, model: nn.Module, example: Example) -> "Term":  # noqa: ARG002
+        return self
+
     def select(self, model: nn.Module) -> Iterable[Target]:
         """The parameters of ``model`` that it acts on, each with its maps and their factors."""
         raise NotImplementedError
@@ -145,8 +171,8 @@ class Term(Penalty):
         return self.weight / max(1, count) if self.normalize else self.weight
 
     def to_written(self) -> WrittenTerm:
-        own = [field.name for field in dataclasses.fields(self) if field.name not in ("weight", "normalize")]
-        options = tuple((name, getattr(self, name)) for name in own)
+        names = (field.name for field in dataclasses.fields(self) if not field.name.startswith("_"))
+        options = tuple((name, getattr(self, name)) for name in names if name not in ("weight", "normalize"))
         return WrittenTerm(type(self).__name__, self.weight, self.normalize, options)
 
     @staticmethod
@@ -154,14 +180,31 @@ class Term(Penalty):
         if term.kind not in _KINDS:
             known = ", ".join(kind for kind in _KINDS if not kind.startswith("Of"))
             raise ValueError(f"there is no penalty {term.kind}, only {known}: import the module that has it")
+        if private := [name for name, _ in term.options if name.startswith("_")]:
+            raise ValueError(f"{term.kind} has no option {private[0]}")
         try:
             return _KINDS[term.kind](term.weight, normalize=term.normalize, **dict(term.options))
         except TypeError as reason:
             raise ValueError(f"{term} cannot be made: {reason}") from reason
 
 
+@dataclass(frozen=True, repr=False)
 class OfWeights(Term):
-    """Abstract: acts on all quaternion weights that are trained, by ``maps``."""
+    r"""Abstract: acts on all quaternion weights that are trained, by ``maps``.
+
+    ``by_cost`` = p, from 0 to 1, weighs each quaternion by what it costs when the network runs. With
+    :math:`c_w` the multiply-adds that a quaternion takes for one input (16 at each position that it is applied at: a
+    convolution's height x width of output, once in a linear layer), :math:`|w|` becomes :math:`a_w |w|`, where
+
+    .. math:: a_w = c_w^p \Big/ \frac1Q \sum_v c_v^p,
+
+    so that the mean of :math:`a_w` over all quaternions is 1, and λ keeps its meaning. p = 0 weighs nothing, p = 1
+    by the cost itself. What weights cost is found by :meth:`~Penalty.weighed`.
+    """
+
+    _: KW_ONLY
+    by_cost: float = 0.0
+    _costs: tuple[tuple[str, float], ...] = ()  # by the names of the weights
 
     maps: ClassVar[tuple[ProximalMap, ...]] = ()
     unit: ClassVar[str] = "quaternions"
@@ -169,11 +212,51 @@ class OfWeights(Term):
         "the model has no quaternion weights that are trained (requires_grad); build it from the layers of quern.nn"
     )
 
+    def __post_init__(self) -> None:
+        p = self.by_cost
+        if isinstance(p, bool) or not isinstance(p, SupportsFloat) or not 0 <= float(p) <= 1:
+            raise ValueError(f"by_cost is {p!r}, but it must be a number from 0 (all alike) to 1 (by cost).")
+        object.__setattr__(self, "by_cost", float(p))
+        super().__post_init__()
+
+    @property
+    def is_weighed(self) -> bool:
+        return not self.by_cost or bool(self._costs)
+
+    def weighed(self, model: nn.Module, example: Example) -> "OfWeights":
+        if not self.by_cost:
+            return self
+        costs = quaternion_costs(model, example)
+        if unknown := [name for name in _trained(model) if not costs.get(name)]:
+            raise InputError(
+                f"{self} cannot be weighed: running the network on the example does not tell what {unknown[0]} costs."
+            )
+        return dataclasses.replace(self, _costs=tuple(costs.items()))
+
     def select(self, model: nn.Module) -> Iterable[Target]:
-        weights = {name: weight for name, weight in quaternion_weights(model).items() if weight.requires_grad}
-        factor = self.factor(sum(weight.numel() // 4 for weight in weights.values()))
+        weights = _trained(model)
+        count = sum(weight.numel() // 4 for weight in weights.values())
+        factors = dict.fromkeys(weights, self.factor(count))
+        if self._costs:
+            costs = dict(self._costs)
+            if unknown := [name for name in weights if name not in costs]:
+                raise ValueError(f"{self} was weighed for another network, without {unknown[0]}: weigh it anew.")
+            shares = {name: costs[name] ** self.by_cost for name in weights}
+            mean = sum(shares[name] * (weight.numel() // 4) for name, weight in weights.items()) / max(1, count)
+            factors = {name: factors[name] * shares[name] / mean for name in weights}
         for name, weight in weights.items():
-            yield Target((name,), (weight,), tuple((map_, factor) for map_ in self.maps))
+            yield Target((name,), (weight,), tuple((map_, factors[name]) for map_ in self.maps))
+
+    def to_written(self) -> WrittenTerm:
+        """Without ``by_cost`` where it weighs nothing, as files had it before there was such a thing."""
+        term = super().to_written()
+        if self.by_cost:
+            return term
+        return dataclasses.replace(term, options=tuple(pair for pair in term.options if pair[0] != "by_cost"))
+
+
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: weight for name, weight in quaternion_weights(model).items() if weight.requires_grad}
 
 
 class OfScales(Term):

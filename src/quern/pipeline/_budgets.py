@@ -27,7 +27,8 @@ def check_budget(
     """TrainingError if no network that ``penalty`` makes of ``model`` can meet ``budget`` and still depend on its
     input: one that has a single neuron left in every layer that the penalty reaches. Speed is known only later."""
     smallest = copy.deepcopy(model)
-    reached = {id(p) for target in penalty.targets(smallest) if target.zeros for p in target.parameters}
+    targets = penalty.weighed(smallest, example).targets(smallest)
+    reached = {id(p) for target in targets if target.zeros for p in target.parameters}
     layers = [layer for layer in smallest.modules() if reached & {id(p) for p in layer.parameters(recurse=False)}]
     if not all(has_rows(layer) or spec_of(layer).gamma for layer in layers):
         return  # of other layers it is not known what they can be reduced to

@@ -147,7 +147,7 @@ def _check_job(model: nn.Module, settings: Settings, budget: Budget, data: Image
         )
     assert settings.penalty is not None
     try:
-        settings.penalty.targets(model)
+        settings.penalty.check(model)
     except ValueError as reason:
         sentence = str(reason).rstrip(".")
         if not quaternion_weights(model):

@@ -348,40 +348,6 @@ static const float *floats_of(const weights *w, size_t o, float *scratch) {
     return scratch;
 }
 
-/* The units of output `o` at their taps, zeros between them: where they lie, if that is how they are stored. */
-static const float *dense_floats(const weights *w, size_t o, float *row) {
-    size_t width = w->components, n = first_unit(w, o), end = n + unit_count(w, o), k;
-    const uint8_t *gap = w->starts ? w->gaps + w->gap_starts[o] : NULL;
-    float *to = row;
-    if (!gap) return floats_of(w, o, row);
-    memset(row, 0, 4 * width * w->taps);
-    for (; n < end; n++, to += width) {
-        for (; *gap == 255; gap++) to += 255 * width;
-        to += *gap++ * width;
-        if (w->dtype == QRN_F32) {
-            for (k = 0; k < width; k++) to[k] = ((const float *)w->values)[n * width + k];
-        } else {
-            for (k = 0; k < width; k++) to[k] = half_to_float(((const uint16_t *)w->values)[n * width + k]);
-        }
-    }
-    return row;
-}
-
-static const int8_t *dense_bytes(const weights *w, size_t o, int8_t *row) {
-    size_t width = stored_width(w), n = first_unit(w, o), end = n + unit_count(w, o);
-    const int8_t *from = (const int8_t *)w->values + n * width;
-    const uint8_t *gap = w->starts ? w->gaps + w->gap_starts[o] : NULL;
-    int8_t *to = row;
-    if (!gap) return from;
-    memset(row, 0, width * w->taps);
-    for (; n < end; n++, to += width, from += width) {
-        for (; *gap == 255; gap++) to += 255 * width;
-        to += *gap++ * width;
-        memcpy(to, from, width);
-    }
-    return row;
-}
-
 /* The pairs of an int8 product. For each component of a quaternion result there is one for (r, i) of the input and one for
  * (j, k): w (x) x is the left product. */
 static void quaternion_pairs(const int8_t *q, int32_t *p) {
@@ -529,7 +495,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast) {
     c.kernel_at = reserve(&used, 4 * c.area);
     c.places_at = reserve(&used, 4 * taps);
     c.stored_at = reserve(&used, c.w.starts && !c.whole ? 4 * c.w.taps : 0);
-    c.units_at = reserve(&used, c.whole ? 16 * c.w.taps * stored_width(&c.w) : working_bytes(&c.w));
+    c.units_at = reserve(&used, !c.whole ? working_bytes(&c.w) : pairs ? 0 : 16 * c.w.taps * c.w.components);
     c.sums_at = reserve(&used, 4 * (c.w.components * c.vectors * LANES * (c.whole ? BLOCK : 1) + 3 * LANES));
     c.block_at = c.whole ? reserve(&used, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
     c.scratch = used;
@@ -939,6 +905,25 @@ static void add_constant_i8(const convolution *c, const float *ones, const int32
 
 #if LANES > 1
 
+/* The units of output `o` at their taps, zeros between them: where they lie, if that is how they are stored. */
+static const float *dense_floats(const weights *w, size_t o, float *row) {
+    size_t width = w->components, n = first_unit(w, o), end = n + unit_count(w, o), k;
+    const uint8_t *gap = w->starts ? w->gaps + w->gap_starts[o] : NULL;
+    float *to = row;
+    if (!gap) return floats_of(w, o, row);
+    memset(row, 0, 4 * width * w->taps);
+    for (; n < end; n++, to += width) {
+        for (; *gap == 255; gap++) to += 255 * width;
+        to += *gap++ * width;
+        for (k = 0; k < width; k++) {
+            if (w->dtype == QRN_F32) to[k] = ((const float *)w->values)[n * width + k];
+            else if (w->dtype == QRN_F16) to[k] = half_to_float(((const uint16_t *)w->values)[n * width + k]);
+            else to[k] = (float)((const int8_t *)w->values)[n * width + k] * w->scales[o];
+        }
+    }
+    return row;
+}
+
 /* `outputs` real sums at `vectors` vectors of positions: each number that is loaded is used several times. The same for
  * floats and, with products of pairs, for int8. */
 #define BLOCK_TILE(name, number, vector, fetch, put, all, times)                                                              \
@@ -1155,10 +1140,10 @@ INLINE void put_pairs(pairs_of_lanes low, pairs_of_lanes high, int32_t *to, size
 }
 
 /* All pairs of four outputs. */
-static void spread_four_pairs(const convolution *c, size_t first, size_t outputs, int8_t *rows, int32_t *w) {
+static void spread_four_pairs(const convolution *c, const int8_t *units, size_t outputs, int32_t *w) {
     size_t area = c->area, channels = c->channels / c->groups, step = c->units / c->groups * area * outputs, n, t, o;
     const int8_t *q[4];
-    for (o = 0; o < 4; o++) q[o] = dense_bytes(&c->w, first + o, rows + 4 * o * c->w.taps);
+    for (o = 0; o < 4; o++) q[o] = units + 4 * o * c->w.taps;
     for (n = 0; n < channels; n += 2) {
         for (t = 0; t < area; t++, w += outputs) {
             pairs_of_lanes low, high = {0}, low_others, high_others = {0};
@@ -1186,16 +1171,17 @@ static void spread_pairs(const convolution *c, const int8_t *q, size_t o, size_t
 
 /* A block of outputs in int8, of quaternions or real numbers. */
 static void outputs_i8(const convolution *c, const int32_t *x, const int32_t *place, size_t first, size_t outputs,
-                       int8_t *rows, int32_t *w, int32_t *y) {
+                       int32_t *w, int32_t *y) {
     size_t sets = c->w.components == 4 ? 8 : 1, set = c->units * c->plane, stride = c->vectors * LANES, o = 0, v, g, k, n;
     size_t taps = c->units / c->groups * c->area, step = taps * outputs;
     const int32_t *bias = (const int32_t *)c->w.bias + first;
+    const int8_t *units = (const int8_t *)c->w.values + first * c->w.taps * stored_width(&c->w); /* stored dense */
     walk at = walk_of(c);
 #if LANES == 8
-    for (; sets == 8 && o + 4 <= outputs; o += 4) spread_four_pairs(c, first + o, outputs, rows, w + o);
+    for (; sets == 8 && o + 4 <= outputs; o += 4) spread_four_pairs(c, units + 4 * o * c->w.taps, outputs, w + o);
 #endif
     for (; o < outputs; o++) {
-        const int8_t *q = dense_bytes(&c->w, first + o, rows);
+        const int8_t *q = units + o * c->w.taps * stored_width(&c->w);
         if (sets == 8) spread_pairs(c, q, o, outputs, w);
         else for (n = 0; n < taps; n++) w[n * outputs + o] = pair(q[2 * n], q[2 * n + 1]);
     }
@@ -1430,7 +1416,7 @@ static void multiply_conv(const machine *m, const uint32_t *op, const convolutio
             if (c.whole) {
                 float *block = (float *)(void *)(m->scratch + c.block_at);
                 if (c.w.pairs) {
-                    outputs_i8(&c, (const int32_t *)(const void *)source, place, o, many, (int8_t *)units,
+                    outputs_i8(&c, (const int32_t *)(const void *)source, place, o, many,
                                (int32_t *)(void *)block, (int32_t *)(void *)sums);
                 } else if (c.w.components == 4) hadamard_outputs(&c, source, place, o, many, units, block, sums);
                 else real_outputs(&c, source, place, o, many, units, block, sums);

@@ -226,8 +226,8 @@ class Loop:
         if isinstance(self.optimizer, (ProximalAdam, ProximalSGD)):
             self.optimizer.scale_penalty(strength)
             loss.backward()
-        elif settings.penalty is not None and strength:
-            (loss + strength * settings.penalty(self.model)).backward()
+        elif self.training.penalty is not None and strength:
+            (loss + strength * self.training.penalty(self.model)).backward()
         else:
             loss.backward()
         value, images = self.crew.sum(float(loss.detach()), float(len(batch.labels)))
@@ -250,7 +250,7 @@ class Loop:
         with torch.no_grad():
             if isinstance(self.optimizer, (ProximalAdam, ProximalSGD)):
                 return float(self.optimizer.penalty())
-            return float(self.settings.penalty(self.model)) if self.settings.penalty else 0.0
+            return float(self.training.penalty(self.model)) if self.training.penalty else 0.0
 
     def _check_health(self, epoch: int) -> None:
         """A loss can be finite and its gradient not; such weights are not to be saved."""

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from quern.compact import Plan, compact_, plan
 from quern.errors import TrainingError
 from quern.optim import FrozenZeros, ProximalAdam, ProximalSGD, freeze_zeros
+from quern.penalties import Penalty
 from quern.sparsity import measure
 from quern.train._files import Files
 from quern.train._resume import (
@@ -28,8 +29,9 @@ class Training:
     """All that changes is in ``model``, ``optimizer``, ``frozen`` and ``state``; ``best`` are the tensors of the best
     network, where this process has seen it.
 
-    ``whole`` is what the network was at first: shares of zeros are shares of that, also after compaction. ``steps``
-    are those of an epoch. With ``steered``, a plan that leaves nothing alive is not done.
+    ``whole`` is what the network was at first: shares of zeros are shares of that, also after compaction. ``penalty``
+    is that of the settings, weighed for the network as it was then. ``steps`` are those of an epoch. With ``steered``,
+    a plan that leaves nothing alive is not done.
     """
 
     def __init__(
@@ -37,7 +39,8 @@ class Training:
     ) -> None:
         self.model, self.example, self.steps, self.settings = model, example, steps, settings
         self.files, self.crew, self.steered = files, crew, steered
-        self.optimizer = _optimizer(model, settings)
+        self.penalty = settings.penalty and settings.penalty.weighed(model, example)
+        self.optimizer = _optimizer(model, settings, self.penalty)
         self.whole = measure(model, example)
         self.parallel: nn.Module = model
         self.frozen: FrozenZeros | None = None
@@ -154,10 +157,10 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
-def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+def _optimizer(model: nn.Module, settings: Settings, penalty: Penalty | None) -> torch.optim.Optimizer:
     if settings.optimizer == "proximal-adam":
-        return ProximalAdam(model, settings.penalty, settings.lr, weight_decay=settings.weight_decay)
+        return ProximalAdam(model, penalty, settings.lr, weight_decay=settings.weight_decay)
     if settings.optimizer == "proximal-sgd":
-        return ProximalSGD(model, settings.penalty, settings.lr, momentum=0.9, weight_decay=settings.weight_decay)
+        return ProximalSGD(model, penalty, settings.lr, momentum=0.9, weight_decay=settings.weight_decay)
     kind = torch.optim.AdamW if settings.weight_decay else torch.optim.Adam
     return kind(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
