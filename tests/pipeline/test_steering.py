@@ -13,7 +13,9 @@ from quern import nn as qnn
 from quern.compact import Census, Counted, Plan, census, plan
 from quern.data import ImageSet
 from quern.errors import Stopped, TrainingError
-from quern.penalties import RQL, GammaL1
+from quern.export import packed_size
+from quern.penalties import RQ, RQL, GammaL1, Penalty
+from quern.pipeline._sizes import Packing
 from quern.pipeline.steering import Steering
 from quern.records import Budget
 from quern.sparsity import measure
@@ -71,20 +73,54 @@ def test_a_budget_that_is_met_already_removes_nothing(images: ImageSet) -> None:
     assert [line.strength for line in result.history] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("by_cost", [0.0, 0.5])
-def test_quaternions_of_a_network_meet_a_budget_of_speed(images: ImageSet, by_cost: float) -> None:
-    """Multiply-adds lead there; a clock that says what was asked for is content with them."""
+def flat_and_convolved() -> nn.Sequential:
     torch.manual_seed(0)
     layers = (qnn.QConv2d(1, 16, 3, input_parts="r"), nn.ReLU(), nn.Flatten(), qnn.QLinear(576, 16), nn.Linear(16, 10))
-    net = nn.Sequential(*layers)
-    before = measure(net, example(images)).macs
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("by_cost", [0.0, 0.5])
+def test_quaternions_of_a_network_meet_a_budget_of_speed(images: ImageSet, by_cost: float) -> None:
+    """Multiply-adds that are not with zeros lead there; a clock that says what was asked for is content with them."""
+    net = flat_and_convolved()
+    before = measure(net, example(images)).nonzero_macs
     assert before
-    change = {"penalty": RQL(1.0, by_cost=by_cost)}
+    change = {"penalty": RQ(1.0, by_cost=by_cost)}
     steered(images, net, Budget(min_speedup=2.5), change, speedup=lambda _: 3.0)
-    after = measure(net, example(images)).macs
-    assert after
-    assert 2.5 * after <= before
+    after = measure(net, example(images))
+    assert after.nonzero_macs
+    assert after.macs
+    assert 2.5 * after.nonzero_macs <= before
+    assert after.nonzero_macs < 0.9 * after.macs  # not by whole neurons alone
     assert alive(net, images)
+
+
+@pytest.mark.parametrize(
+    ("limit", "share", "penalty"),
+    [
+        ("max_flash", 1 / 3, RQ(1.0)),  # single quaternions that are zero take none
+        ("max_flash", 1 / 3, GammaL1(1.0, with_beta=True)),
+        ("max_ram", 3 / 4, GammaL1(1.0, with_beta=True)),
+    ],
+    ids=str,
+)
+def test_the_packed_network_is_no_larger_than_the_budget(
+    images: ImageSet, limit: str, share: float, penalty: Penalty
+) -> None:
+    net = flat_and_convolved() if isinstance(penalty, RQ) else shallow(hidden=64)
+
+    def packed(model: nn.Module) -> Packing:
+        return Packing(*packed_size(model, example(images)))
+
+    def taken() -> int:
+        return packed(net).bytes if limit == "max_flash" else packed(net).ram
+
+    asked = int(share * taken())
+    steered(images, net, Budget(**{limit: asked}), {"penalty": penalty}, packs=packed)
+    assert 0.7 * asked < taken() <= asked
+    assert alive(net, images)
+    if isinstance(penalty, RQ):
+        assert measure(net, example(images)).quaternion_sparsity > 0.5
 
 
 def test_quaternions_of_a_network_without_normalisation_meet_a_budget(images: ImageSet) -> None:

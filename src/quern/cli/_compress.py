@@ -80,7 +80,7 @@ def compress(
     max_flash: Annotated[str | None, of_budget(help="Bytes of its packed file, small/model.qrn: 16k.")] = None,
     max_ram: Annotated[str | None, of_budget(help="Bytes of working memory the C runtime may need: 64k.")] = None,
     min_speedup: Annotated[
-        float | None, of_budget(help="How many times faster it is to be: onnxruntime, one image, one thread.")
+        float | None, of_budget(help="How many times faster it is to be: C runtime, one image, one thread.")
     ] = None,
     max_drop: Annotated[float | None, of_budget(help="Points of accuracy it may lose.")] = None,
     penalty: _options.PenaltyNames = None,

@@ -10,15 +10,16 @@ from torch import Tensor, nn
 
 from quern import io, records
 from quern.compact import census, compact, plan
+from quern.graph import quaternion_weights
 from quern.records import Budget
 from quern.records.schema import Between, Count
-from quern.sparsity import measure, work
+from quern.sparsity import work
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size(records.Size):
-    """How large a network is without what died, ``flash`` and ``ram`` in bytes of the packed network. What the budget
-    does not ask for is 0."""
+    """How large a network is without what died: ``macs`` are those with weights that are not zero, ``flash`` and
+    ``ram`` bytes of the packed network. What the budget does not ask for is 0."""
 
     parameters: Annotated[int, Between(1.0, 1e15)]
     macs: Count = 0
@@ -55,7 +56,7 @@ def planned_size(
         assert packs is not None
         packing = packs(small)
     if small is not None and budget.min_speedup is not None:
-        macs = measure(small, example).macs or 0
+        macs = sum(left for _, left in work(small, example).values())
     if small is not None and budget.max_bytes is not None:
         file_bytes = _stored(small, images).bytes()
     more = {"bytes": file_bytes, "macs": macs, "flash": packing.bytes, "ram": packing.ram}
@@ -96,6 +97,8 @@ class SizeCounter:
         for name, layer in model.named_modules():
             weights = (p for key, p in layer.named_parameters(recurse=False) if key in ("weight", "constant"))
             self._weights[name] = sum(p.numel() for p in weights)
+        own = {name.rpartition("."): weight.detach() for name, weight in quaternion_weights(model).items()}
+        self._quaternions = {layer: weight for (layer, _, key), weight in own.items() if key == "weight"}
 
     def fits(self, model: nn.Module) -> bool:
         """Whether this is still the network that was read: compaction gives it other parameters."""
@@ -113,12 +116,20 @@ class SizeCounter:
         if self._census is None or counted is None:
             return None
         file_bytes = 0 if self._stored is None else self._stored.bytes(self._census.plan())
-        # A layer's multiply-adds are in proportion to its weights; one that is never narrowed keeps them.
+        # A layer's multiply-adds are in proportion to its weights; one that is never narrowed keeps them. What is zero
+        # by itself and what goes with a neuron are mostly the same: the larger of the two is taken for both.
         whole, left = self._weights, self._weights | counted.weights
+        if self._macs or self._packing is not None:
+            left = {name: min(count, self._nonzero(name)) for name, count in left.items()}
         macs = sum(macs * left[name] // whole[name] for name, macs in self._macs.items())
         flash = 0
-        if self._packing is not None:  # about: weights are packed in proportion to parameters
-            share = counted.parameters / sum(p.numel() for p in self._parameters)
+        if self._packing is not None:  # about: weights are packed in proportion to those that are not zero
+            share = sum(left.values()) / sum(whole.values())
             flash = math.ceil(self._packing.fixed + share * (self._packing.bytes - self._packing.fixed))
         more = {"bytes": file_bytes, "macs": macs, "flash": flash}
         return Size(neurons=counted.neurons, parameters=counted.parameters, **more)
+
+    def _nonzero(self, name: str) -> int:
+        """The numbers of a layer's weight, without those of quaternions that are zero."""
+        weight = self._quaternions.get(name)
+        return self._weights[name] - (0 if weight is None else 4 * int((weight == 0).all(0).sum()))

@@ -156,11 +156,18 @@ def _grind(
     teacher = dense if settings.distill else None
 
     def speedup(small: nn.Module) -> float:
-        job.tell("timing what is left in onnxruntime")
+        packed = job.out / "dense" / "model.qrn"
+        job.tell(f"timing what is left in {'the C runtime' if packed.exists() else 'onnxruntime'}")
         with tempfile.TemporaryDirectory(prefix="quern-") as folder:
-            files = {"dense": job.out / "dense" / "model.onnx", "small": Path(folder) / "small.onnx"}
-            to_onnx(small, files["small"], job.example_batch())
-            times = time_onnx(files, job.batches.example.shape[1:])
+            if packed.exists():
+                files = {"dense": packed, "small": Path(folder) / "small.qrn"}
+                example, pixels = _as_packed(job.data, job.example_batch())
+                to_packed(small, files["small"], example, pixels=pixels)
+                times = time_packed(files)
+            else:
+                files = {"dense": job.out / "dense" / "model.onnx", "small": Path(folder) / "small.onnx"}
+                to_onnx(small, files["small"], job.example_batch())
+                times = time_onnx(files, job.batches.example.shape[1:])
         return times["dense"].median_ms / times["small"].median_ms
 
     def trial(small: nn.Module) -> float:

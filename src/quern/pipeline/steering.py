@@ -90,7 +90,17 @@ class Steering:
             counted = counter.size() if counter.counts else None
             agree = counted is not None and replace(counted, macs=dense.macs, flash=dense.flash) == dense
             now.memory.update(dense=asdict(dense), macs_ratio=self.budget.min_speedup, trials=[], counted=agree)
-        return self._steps_and_plan(now, self._goal(now, now.milestone))[1]
+        steps, removal = self._steps_and_plan(now, self._goal(now, now.milestone))
+        if removal is not None and (self.budget.min_speedup is not None or self.budget.max_flash is not None):
+            self._zero(now, steps)  # zeros between neurons that stay count too
+        return removal
+
+    def _zero(self, now: Grinding, steps: float) -> None:
+        """Make zero what the penalty alone would make so in ``steps`` steps, and nothing else."""
+        with now.optimizer.ahead(steps):
+            zeros = [p.detach() == 0 for p in now.optimizer.shrunk]
+        for p, zero in zip(now.optimizer.shrunk, zeros, strict=True):
+            p.detach().masked_fill_(zero, 0)
 
     def _steps_and_plan(self, now: Grinding, goal: float) -> tuple[float, Plan | None]:
         """The steps to ``goal``, and the plan for what is dead then: by counts if the plan says the same."""
