@@ -74,7 +74,7 @@ chromium:
 	command -v chromium || echo "*** NO CHROMIUM: the tests of reports in a browser will be SKIPPED; install it by hand. ***"
 
 # Set up anew when what is to be installed has changed, and not otherwise. The demo does not wait for developers' tools.
-$(READY): pyproject.toml constraints.txt setup.py $(wildcard src/quern/runtime/*.[ch])
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard src/quern/*.c src/quern/runtime/*.[ch] src/quern/functional/native/*.[ch])
 	$(PYTHON) -m venv .venv
 	$(PIP) .
 	touch $@

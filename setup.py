@@ -1,27 +1,35 @@
-"""The C runtime, built where there is a compiler; everything else about the package is in pyproject.toml.
+"""The libraries in C, built where there is a compiler; everything else about the package is in pyproject.toml.
 
-The libraries are the same source: one for any processor of this kind, one for those with AVX2, one for the registers
-of AVX-512; ``quern.runtime`` takes what the processor has. What cannot be built is left out. Without a compiler that is
-all of them, and quern says so when a packed network is to be run.
+Each is built several times from the same source: for any processor of this kind, for those with AVX2, and for the
+registers of AVX-512; ``quern._native`` takes what the processor has. What cannot be built is left out. Without a
+compiler that is all of them: training is slower then, and quern says so when a packed network is to be run.
 """
 
 from setuptools import Extension, setup
 
-SOURCES = ["src/quern/runtime/quern_rt.c", "src/quern/runtime/quern_native.c"]
-HEADERS = ["src/quern/runtime/quern_rt.h"]
-FLAGS = ["-std=c99", "-O2", "-ffp-contract=fast", "-fvisibility=default"]
-
-
-def library(name: str, *flags: str) -> Extension:
-    return Extension(
-        f"quern.runtime.{name}",
-        SOURCES,
-        depends=HEADERS,
-        extra_compile_args=[*FLAGS, *flags],
-        extra_link_args=["-s"],
-        optional=True,
-    )
-
-
+FLAGS = ["-std=c99", "-ffp-contract=fast", "-fvisibility=default"]
 AVX2 = ["-mavx2", "-mfma"]
-setup(ext_modules=[library("_any"), library("_avx2", *AVX2), library("_avx512", *AVX2, "-mavx512f", "-mavx512vl")])
+BUILDS = {"_any": [], "_avx2": AVX2, "_avx512": [*AVX2, "-mavx512f", "-mavx512vl"]}
+CPU_LEVEL = "src/quern/cpu_level.c"
+RUNTIME, KERNELS = "src/quern/runtime", "src/quern/functional/native"
+
+
+def libraries(package: str, sources: list[str], headers: list[str], optimize: str) -> list[Extension]:
+    return [
+        Extension(
+            f"{package}.{build}",
+            [*sources, CPU_LEVEL],
+            depends=headers,
+            extra_compile_args=[*FLAGS, optimize, *flags],
+            extra_link_args=["-s"],
+            optional=True,
+        )
+        for build, flags in BUILDS.items()
+    ]
+
+
+runtime = libraries(
+    "quern.runtime", [f"{RUNTIME}/quern_rt.c", f"{RUNTIME}/quern_native.c"], [f"{RUNTIME}/quern_rt.h"], "-O2"
+)
+kernels = libraries("quern.functional.native", [f"{KERNELS}/winograd.c"], [f"{KERNELS}/winograd_tiles.h"], "-O3")
+setup(ext_modules=[*runtime, *kernels])

@@ -3,8 +3,9 @@
     python benchmarks/forms.py [--repeats N]
 
 Each line has three groups: a forward pass that expands the weight, one that has it in a layer's cache, and both ways as
-in training. In a group stand the times of the Hadamard and the stacked form, block form = 1, interleaved and
-channels_last: the smallest number, or 1, is the fastest form. The last word is what the choosing function picks.
+in training. In a group stand the times of the Hadamard and the stacked form, and of Winograd's where it can be had,
+block form = 1, interleaved and channels_last: the smallest number, or 1, is the fastest form. The last word is what
+the choosing function picks.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from quern import functional
-from quern.functional import products
+from quern.functional import native, products
 from quern.functional.products import Form
 from quern.functional.weight_cache import WeightCache
 from timing import host, medians
@@ -27,7 +28,7 @@ WAYS = ("expanded", "kept", "both ways")
 Product = Callable[[WeightCache | None], Tensor]
 
 
-def ratios(product: Product, chooser: str, way: str, repeats: int) -> str:
+def ratios(product: Product, chooser: str, forms: tuple[Form, ...], way: str, repeats: int) -> str:
     original = getattr(products, chooser)
 
     def call(form: Form, cache: WeightCache | None) -> None:
@@ -38,11 +39,11 @@ def ratios(product: Product, chooser: str, way: str, repeats: int) -> str:
             y.backward(torch.ones_like(y))
 
     try:
-        calls = {form: partial(call, form, WeightCache() if way == "kept" else None) for form in FORMS}
+        calls = {form: partial(call, form, WeightCache() if way == "kept" else None) for form in forms}
         seconds = medians(calls, repeats)
     finally:
         setattr(products, chooser, original)
-    return f"{seconds['hadamard'] / seconds['block']:5.2f} {seconds['stacked'] / seconds['block']:5.2f}"
+    return " ".join(f"{seconds[form] / seconds['block']:5.2f}" for form in forms[1:])
 
 
 def convolution(channels: int, size: int, batch: int, kernel: int, groups: int) -> Product:
@@ -57,8 +58,8 @@ def linear(features: int, rows: int) -> Product:
     return lambda cache: functional.linear(x, weight, cache=cache)
 
 
-def line(title: str, product: Product, chooser: str, picked: Form, repeats: int) -> None:
-    cells = (ratios(product, chooser, way, repeats) for way in WAYS)
+def line(title: str, product: Product, chooser: str, forms: tuple[Form, ...], picked: Form, repeats: int) -> None:
+    cells = (ratios(product, chooser, forms, way, repeats) for way in WAYS)
     print(f"  {title}: {' | '.join(cells)}  {picked}", flush=True)
 
 
@@ -69,6 +70,8 @@ def main() -> None:
     torch.set_num_threads(2)
     print(host())
     for kernel, groups in ((3, 1), (1, 1), (5, 1), (3, 4)):
+        minimal = (kernel, groups) == (3, 1) and native.is_available()
+        forms: tuple[Form, ...] = (*FORMS, "winograd") if minimal else FORMS
         print(f"\nconvolution {kernel}x{kernel}, groups={groups}: {' | '.join(WAYS)}")
         for channels in (8, 16, 32, 64, 128, 256, 512)[: 5 if kernel == 5 else 7]:
             for size, batch in ((4, 1), (4, 4), (8, 2), (8, 4), (8, 16), (8, 128), (16, 64)):
@@ -79,7 +82,8 @@ def main() -> None:
                     f"{channels:4d} quaternions, {size:2d}x{size:<2d} batch {batch:3d}",
                     convolution(channels, size, batch, kernel, groups),
                     "choose_conv_form",
-                    products.choose_conv_form(CPU, channels, channels, groups, kernel**2, positions),
+                    forms,
+                    products.choose_conv_form(CPU, channels, channels, groups, kernel**2, positions, minimal),
                     repeats,
                 )
     print(f"\nlinear: {' | '.join(WAYS)}")
@@ -89,6 +93,7 @@ def main() -> None:
                 f"{features:4d} quaternions, {rows:4d} rows",
                 linear(features, rows),
                 "choose_linear_form",
+                FORMS,
                 products.choose_linear_form(CPU, features, features, rows),
                 repeats,
             )

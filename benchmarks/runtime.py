@@ -22,7 +22,7 @@ import onnxruntime
 import torch
 from torch import nn
 
-from quern import data, export, io, models, runtime
+from quern import _native, data, export, io, models, runtime
 from quern.graph import quaternion_weights
 from timing import main, medians
 
@@ -130,7 +130,7 @@ def times(case: Case, repeats: int) -> dict[str, Any]:
 
 def measure(repeats: int) -> list[dict[str, Any]]:
     torch.manual_seed(0)
-    library = max(path.stat().st_size for path in map(runtime.library_path, runtime.BUILDS) if path is not None)
+    library = max(path.stat().st_size for path in map(runtime.library_path, _native.BUILDS) if path is not None)
     heads = ("ort ms", "ours ms", "ratio", "target", "int8 ms", "bytes", "int8 bytes")
     print(f"{'one image, one core':<56}" + "".join(f"{head:>11}" for head in heads))
     theirs = sum(path.stat().st_size for path in Path(onnxruntime.__file__).parent.glob("capi/*.so*"))

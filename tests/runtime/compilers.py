@@ -24,7 +24,8 @@ def build_flags() -> dict[str, tuple[str, ...]]:
     with mock.patch("setuptools.setup") as setup:
         runpy.run_path(str(ROOT / "setup.py"))
     libraries = setup.call_args.kwargs["ext_modules"]
-    return {one.name.rpartition(".")[2]: tuple(one.extra_compile_args) for one in libraries}
+    own = [one for one in libraries if one.name.startswith("quern.runtime.")]
+    return {one.name.rpartition(".")[2]: tuple(one.extra_compile_args) for one in own}
 
 
 def vectors(name: str) -> tuple[str, ...]:

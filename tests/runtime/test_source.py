@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from quern import runtime
+from quern import _native, runtime
 from quern.runtime import format as qrn
 from tests.runtime.compilers import COMPILERS, RUNTIME, build_flags, compiled, vectors
 
-BUILDS = (*(runtime.BUILDS if platform.machine() in ("x86_64", "AMD64") else runtime.BUILDS[:1]), "scalar")
+BUILDS = (*(_native.BUILDS if platform.machine() in ("x86_64", "AMD64") else _native.BUILDS[:1]), "scalar")
 WARNINGS = ("-std=c99", "-Wall", "-Wextra", "-Wconversion", "-pedantic")
 needs_compiler = pytest.mark.skipif(not COMPILERS, reason="NO C COMPILER: the source of the runtime was not looked at")
 
 
 def test_the_libraries_are_what_is_installed() -> None:
-    assert tuple(build_flags()) == runtime.BUILDS
+    assert tuple(build_flags()) == _native.BUILDS
 
 
 @needs_compiler
@@ -49,7 +49,7 @@ def _functions() -> set[str]:
 
 
 @needs_compiler
-@pytest.mark.parametrize("build", runtime.BUILDS)
+@pytest.mark.parametrize("build", _native.BUILDS)
 def test_a_library_is_small(build: str) -> None:
     path = runtime.library_path(build)
     if path is None:

@@ -19,8 +19,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning") 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [[11], [22], [23, 18, 12]], ids=str)
-@pytest.mark.parametrize("penalty", [COMPACTING.penalty, RQ(100.0, by_cost=0.5)], ids=str)
+@pytest.mark.parametrize(
+    ("penalty", "steps"),
+    [*((COMPACTING.penalty, steps) for steps in ([11], [22], [23, 18, 12])), (RQ(100.0, by_cost=0.5), [22])],
+    ids=str,
+)
 def test_a_compacting_run_is_resumed_bit_for_bit(
     images: ImageSet, tmp_path: Path, steps: list[int], penalty: Penalty
 ) -> None:

@@ -12,12 +12,12 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from quern import _native
 from quern.errors import NoRuntimeError, PackedError
 from quern.runtime import format as qrn
 
@@ -38,23 +38,14 @@ class Tensor:
     shape: tuple[int, ...]
 
 
-BUILDS = ("_any", "_avx2", "_avx512")  # of the same source, from slow to fast
+def library_path(build: str = _native.BUILDS[0]) -> Path | None:
+    """Where a build of the runtime is, None if it was not built when quern was installed."""
+    return _native.library_path(__name__, build)
 
 
-def library_path(name: str = BUILDS[0]) -> Path | None:
-    """Where the library of the runtime is that was built when quern was installed: one of ``BUILDS``."""
-    spec = find_spec(f"quern.runtime.{name}")
-    return None if spec is None or spec.origin is None else Path(spec.origin)
-
-
-@cache
 def builds() -> tuple[str, ...]:
-    """Those of ``BUILDS`` that are there and that this processor runs."""
-    path = library_path()
-    if path is None:
-        return ()
-    level = ctypes.CDLL(str(path)).quern_cpu_level()
-    return tuple(name for name in BUILDS[: level + 1] if library_path(name) is not None)
+    """The builds of the runtime that are there and that this processor runs, from slow to fast."""
+    return _native.builds(__name__)
 
 
 def _library() -> Any:
@@ -66,7 +57,7 @@ def _library() -> Any:
 @cache
 def open_library(name: str) -> Any:
     """The library of a build, with the types of its functions."""
-    library = ctypes.CDLL(str(library_path(name)))
+    library = _native.open_library(__name__, name)
     size, pointer = ctypes.c_size_t, ctypes.c_void_p
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "qrn_check": (ctypes.c_char_p, [pointer, size]),

@@ -1,0 +1,167 @@
+/* Transforms of tiles and products of matrices, for one kind of number: a vector of channels, or one channel. Included by
+ * winograd.c once for each, with `number` and NAME(). A tile of an image is 6 x 6 positions; its results are 4 x 4. */
+
+INLINE number NAME(load)(const float *from) {
+    number n;
+    memcpy(&n, from, sizeof n);
+    return n;
+}
+
+INLINE void NAME(store)(float *to, number n) { memcpy(to, &n, sizeof n); }
+
+/* B^T d: what of six positions the six products take. */
+INLINE void NAME(spread_six)(const number *d, size_t step, number *v, size_t v_step) {
+    number a = d[0], b = d[step], c = d[2 * step], e = d[3 * step], f = d[4 * step], g = d[5 * step];
+    number sum = f - 4 * c, difference = e - 4 * b, twice = 2 * (e - b), rest = f - c;
+    v[0] = 4 * a - 5 * c + f;
+    v[v_step] = sum + difference;
+    v[2 * v_step] = sum - difference;
+    v[3 * v_step] = rest + twice;
+    v[4 * v_step] = rest - twice;
+    v[5 * v_step] = 4 * b - 5 * e + g;
+}
+
+/* A^T m: the four positions that six products make. */
+INLINE void NAME(gather_four)(const number *m, size_t step, number *y, size_t y_step) {
+    number b = m[step], c = m[2 * step], d = m[3 * step], e = m[4 * step];
+    number sum = b + c, difference = b - c, outer_sum = d + e, outer_difference = d - e;
+    y[0] = m[0] + sum + outer_sum;
+    y[y_step] = difference + 2 * outer_difference;
+    y[2 * y_step] = sum + 4 * outer_sum;
+    y[3 * y_step] = difference + 8 * outer_difference + m[5 * step];
+}
+
+/* A g: what the gradients of four positions are to the six products. */
+INLINE void NAME(spread_four)(const number *g, size_t step, number *m, size_t m_step) {
+    number a = g[0], b = g[step], c = g[2 * step], d = g[3 * step];
+    number even = a + c, odd = b + d, outer_even = a + 4 * c, outer_odd = 2 * b + 8 * d;
+    m[0] = a;
+    m[m_step] = even + odd;
+    m[2 * m_step] = even - odd;
+    m[3 * m_step] = outer_even + outer_odd;
+    m[4 * m_step] = outer_even - outer_odd;
+    m[5 * m_step] = d;
+}
+
+INLINE void NAME(spread_image)(const number *d, number *v) {
+    number t[36];
+    size_t n;
+    for (n = 0; n < 6; n++) NAME(spread_six)(d + 6 * n, 1, t + 6 * n, 1);
+    for (n = 0; n < 6; n++) NAME(spread_six)(t + n, 6, v + n, 6);
+}
+
+INLINE void NAME(gather_image)(const number *m, number *y) {
+    number t[24];
+    size_t n;
+    for (n = 0; n < 6; n++) NAME(gather_four)(m + 6 * n, 1, t + 4 * n, 1);
+    for (n = 0; n < 4; n++) NAME(gather_four)(t + n, 4, y + n, 4);
+}
+
+INLINE void NAME(spread_gradient_image)(const number *g, number *m) {
+    number t[24];
+    size_t n;
+    for (n = 0; n < 4; n++) NAME(spread_four)(g + 4 * n, 1, t + 6 * n, 1);
+    for (n = 0; n < 6; n++) NAME(spread_four)(t + n, 6, m + n, 6);
+}
+
+/* The `side` x `side` positions of a tile whose first one is (y, x): zero outside of the image. */
+INLINE void NAME(load_tile)(const float *image, const place *at, long side, number *d) {
+    const size_t step = at->channels, line = (size_t)at->width * step;
+    long i, j;
+    if (at->y >= 0 && at->x >= 0 && at->y + side <= at->height && at->x + side <= at->width) {
+        const float *from = image + (size_t)at->y * line + (size_t)at->x * step;
+        for (i = 0; i < side; i++, from += line)
+            for (j = 0; j < side; j++) d[side * i + j] = NAME(load)(from + (size_t)j * step);
+        return;
+    }
+    for (i = 0; i < side; i++) {
+        for (j = 0; j < side; j++) {
+            long y = at->y + i, x = at->x + j;
+            int inside = y >= 0 && x >= 0 && y < at->height && x < at->width;
+            d[side * i + j] = inside ? NAME(load)(image + (size_t)y * line + (size_t)x * step) : (number){0};
+        }
+    }
+}
+
+INLINE void NAME(store_tile)(float *image, const place *at, const number *d, number bias) {
+    const size_t step = at->channels, line = (size_t)at->width * step;
+    long high = at->height - at->y < 4 ? at->height - at->y : 4, wide = at->width - at->x < 4 ? at->width - at->x : 4, i, j;
+    float *to = image + (size_t)at->y * line + (size_t)at->x * step;
+    for (i = 0; i < high; i++, to += line)
+        for (j = 0; j < wide; j++) NAME(store)(to + (size_t)j * step, d[4 * i + j] + bias);
+}
+
+/* Some channels of a tile of an image to its 36 places, `step` numbers apart. */
+INLINE void NAME(spread)(const float *image, const place *at, float *to, size_t step) {
+    number d[36], v[36];
+    size_t p;
+    NAME(load_tile)(image, at, 6, d);
+    NAME(spread_image)(d, v);
+    for (p = 0; p < 36; p++) NAME(store)(to + p * step, v[p]);
+}
+
+INLINE void NAME(spread_gradient)(const float *image, const place *at, float *to, size_t step) {
+    number d[16], m[36];
+    size_t p;
+    NAME(load_tile)(image, at, 4, d);
+    NAME(spread_gradient_image)(d, m);
+    for (p = 0; p < 36; p++) NAME(store)(to + p * step, m[p]);
+}
+
+INLINE void NAME(gather)(const float *from, size_t step, const float *bias, float *image, const place *at) {
+    number m[36], d[16];
+    size_t p;
+    for (p = 0; p < 36; p++) m[p] = NAME(load)(from + p * step);
+    NAME(gather_image)(m, d);
+    NAME(store_tile)(image, at, d, bias ? NAME(load)(bias) : (number){0});
+}
+
+/* H applied to the components of quaternions, `step` numbers apart, the components of the input with their signs. */
+INLINE void NAME(walsh)(const float *from, size_t step, const int32_t *signs, float *to) {
+    number r = NAME(load)(from), i = NAME(load)(from + step), j = NAME(load)(from + 2 * step), k = NAME(load)(from + 3 * step);
+    number a, b, c, d;
+    if (signs[0] < 0) r = -r;
+    if (signs[1] < 0) i = -i;
+    if (signs[2] < 0) j = -j;
+    if (signs[3] < 0) k = -k;
+    a = r + i, b = r - i, c = j + k, d = j - k;
+    NAME(store)(to, a + c);
+    NAME(store)(to + step, b + d);
+    NAME(store)(to + 2 * step, a - c);
+    NAME(store)(to + 3 * step, b - d);
+}
+
+/* The same of products, whose results then have signs. */
+INLINE void NAME(walsh_of_products)(const float *from, size_t step, const int32_t *signs, float *to) {
+    number r = NAME(load)(from), i = NAME(load)(from + step), j = NAME(load)(from + 2 * step), k = NAME(load)(from + 3 * step);
+    number a = r + i, b = r - i, c = j + k, d = j - k;
+    NAME(store)(to, signs[0] < 0 ? -(a + c) : a + c);
+    NAME(store)(to + step, signs[1] < 0 ? -(b + d) : b + d);
+    NAME(store)(to + 2 * step, signs[2] < 0 ? -(a - c) : a - c);
+    NAME(store)(to + 3 * step, signs[3] < 0 ? -(b - d) : b - d);
+}
+
+/* C = A B, or C + A B, for so many rows and vectors of columns. */
+INLINE void NAME(block)(const product *p, const float *a, const float *b, float *c, size_t rows, size_t vectors) {
+    const size_t lanes = sizeof(number) / sizeof(float);
+    number sums[6][2];
+    size_t k, r, v;
+    for (r = 0; r < rows; r++)
+        for (v = 0; v < vectors; v++) sums[r][v] = p->add ? NAME(load)(c + r * p->c_row + v * lanes) : (number){0};
+    for (k = 0; k < p->inner; k++) {
+        number loaded[2];
+        for (v = 0; v < vectors; v++) loaded[v] = NAME(load)(b + k * p->b_row + v * lanes);
+        for (r = 0; r < rows; r++)
+            for (v = 0; v < vectors; v++) sums[r][v] += a[r * p->a_row + k * p->a_column] * loaded[v];
+    }
+    for (r = 0; r < rows; r++)
+        for (v = 0; v < vectors; v++) NAME(store)(c + r * p->c_row + v * lanes, sums[r][v]);
+}
+
+/* All rows of some columns. */
+INLINE void NAME(rows)(const product *p, const float *a, const float *b, float *c, size_t vectors) {
+    size_t r = 0;
+    for (; r + 6 <= p->rows; r += 6) NAME(block)(p, a + r * p->a_row, b, c + r * p->c_row, 6, vectors);
+    for (; r + 2 <= p->rows; r += 2) NAME(block)(p, a + r * p->a_row, b, c + r * p->c_row, 2, vectors);
+    for (; r < p->rows; r++) NAME(block)(p, a + r * p->a_row, b, c + r * p->c_row, 1, vectors);
+}
