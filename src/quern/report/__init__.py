@@ -2,14 +2,16 @@
 
 write_run_report(Path("runs/digits"))                  # report.html beside the record of quern compress
 write_report(Path("results"), Path("report"))          # index.html, figures and tables of all experiments
+write_network_page(Path("net.qrn"), Path("page.html"), images)      # a packed network that runs in the page
 """
 
 from pathlib import Path
 
 from quern._files import replacing
 from quern.errors import RecordError
+from quern.records import ImageFormat
 
-__all__ = ["write_report", "write_run_report"]
+__all__ = ["write_network_page", "write_report", "write_run_report"]
 
 
 def write_run_report(folder: Path, out: Path | None = None) -> Path:
@@ -22,6 +24,19 @@ def write_run_report(folder: Path, out: Path | None = None) -> Path:
     page = read_run(folder)
     text = render("run.html", page=page, drawn=pictures(page.curves) if page.curves else ())
     return _write({"report.html": text.encode()}, out or folder) / "report.html"
+
+
+def write_network_page(packed: Path, out: Path, images: ImageFormat, name: str = "A network") -> Path:
+    """Write a page that runs a packed network offline, on images that are drawn, dropped or chosen: one file.
+
+    ``packed`` takes pixels as bytes, as :func:`quern.export.to_packed` makes it with ``pixels``; ``images`` is what a
+    network's file says of them (:func:`quern.io.describe`), with ``shape`` at least.
+    """
+    from quern.report._live import read_network
+    from quern.report._page import render
+
+    text = render("network.html", page=read_network(packed, images, name))
+    return _write({out.name: text.encode()}, out.parent) / out.name
 
 
 def write_report(folder: Path, out: Path) -> Path:
