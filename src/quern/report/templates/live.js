@@ -113,7 +113,8 @@
     for (const points of strokes) {
       brush.beginPath();
       points.forEach((point, n) => brush[n ? "lineTo" : "moveTo"](...place(point)));
-      if (points.length === 1) brush.lineTo(...place(points[0]));
+      const [x, y] = place(points.at(-1));
+      brush.lineTo(x + 0.01, y);  // a dot is a line, too, but for a canvas only if it has a length
       brush.stroke();
     }
   };
@@ -129,7 +130,7 @@
     }
     const points = strokes.flat(), pen = times * frame.pen;
     const [left, top, right, bottom] = [Math.min, Math.max].flatMap(
-      (most) => [0, 1].map((axis) => most(...points.map((point) => point[axis]))));
+      (most) => [0, 1].map((axis) => points.reduce((end, point) => most(end, point[axis]), points[0][axis])));
     const least = 0.12;  // of the stage: a dot does not become a disc
     const across = Math.max(right - left, least), down = Math.max(bottom - top, least, frame.stretched ? across / 2 : 0);
     const fit = [(times * frame.width - pen) / across, (times * frame.height - pen) / down];
