@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from quern import data, io, models, runtime
-from quern.errors import PackedError
+from quern.errors import PackedError, RecordError
 from quern.export import Pixels, to_packed
 from quern.report import write_network_page, write_run_report
 from quern.report._live import FRAMES, read_live
@@ -51,17 +51,23 @@ def test_what_a_page_cannot_give_is_refused_in_a_sentence(tmp_path: Path) -> Non
         (gray, {"name": "sounds"}, "not known what images"),
         (gray, {"shape": [1, 28, 28]}, "not packed for images in bytes"),
         (packed(tmp_path / "floats.qrn", raw=False), {"shape": [1, 8, 8]}, "not packed for images in bytes"),
-        (packed(tmp_path / "two.qrn", (2, 8, 8)), {"shape": [2, 8, 8]}, "have 2 channels"),
+        (packed(tmp_path / "two.qrn", (2, 8, 8)), {"shape": [2, 8, 8]}, "images is 2 x 8 x 8, and"),
+        (gray, {"shape": [8, 8]}, "images is 8 x 8, and"),
+        (gray, {"shape": []}, "images is empty, and"),
         (tmp_path / "none.qrn", {"shape": [1, 8, 8]}, "cannot be read"),
     ):
         with pytest.raises(PackedError, match=said) as refused:
             read_live({"small": path}, images)  # pyright: ignore[reportArgumentType]
         assert SENTENCE.fullmatch(str(refused.value))
+    assert read_live({"small": gray}, {"shape": [1, 8, 8], "mean": [], "classes": []}).data["ink"] == "white"
     with pytest.raises(PackedError, match="a report carries 1,000 at most"):
         read_live({"small": gray}, {"shape": [1, 8, 8]}, most=1000)
     page = tmp_path / "page.html"
     with pytest.raises(PackedError):
         write_network_page(gray, page, {"shape": [3, 8, 8]})
+    with pytest.raises(RecordError, match="for such images: top is 999") as refused:
+        write_network_page(gray, page, {"shape": [1, 8, 8], "top": 999})
+    assert SENTENCE.fullmatch(str(refused.value))
     assert not page.exists()
 
 
@@ -95,7 +101,7 @@ def test_a_hostile_name_stays_a_name(tmp_path: Path) -> None:
         "shape": [1, 8, 8],
         "classes": ["</script><img src=x onerror=alert(1)>", "\x1b[31m", "'"],
     }
-    page = write_network_page(packed(tmp_path / "net.qrn"), tmp_path / "page.html", images, "<i>")  # pyright: ignore[reportArgumentType]
+    page = write_network_page(packed(tmp_path / "net.qrn"), tmp_path / "page.html", images, "<i>")
     seen = assert_self_contained(page)
     assert not seen.tags & {"img", "b", "i"}
 

@@ -70,8 +70,9 @@ def read_live(packed: Mapping[str, Path], images: ImageFormat | None, most: int 
     if most is not None and total > most:
         raise PackedError(f"packed, they take {amount(total)} bytes, and a report carries {amount(most)} at most.")
     shape, scores = tuple(images["shape"]), 0
-    if shape[0] not in (1, 3):
-        raise PackedError(f"their images have {shape[0]} channels, and those of a page 1 or 3.")
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        sizes = " x ".join(map(str, shape))
+        raise PackedError(f"the shape of their images is {sizes or 'empty'}, and a page has 1 or 3 channels of rows.")
     for network in networks.values():
         inputs, outputs = network.inputs, network.outputs
         if [(one.dtype, one.shape) for one in inputs] != [(np.uint8, shape)]:
@@ -81,7 +82,7 @@ def read_live(packed: Mapping[str, Path], images: ImageFormat | None, most: int 
         scores = outputs[0].shape[0]
     channels, height, width = shape
     top = images.get("top", 255)
-    dark = images.get("mean", [0.0])[0] < 0.5
+    dark = (images.get("mean") or [0.0])[0] < 0.5
     frame = FRAMES.get(images.get("name", ""))
     data = {
         "wasm": _text(files("quern.runtime").joinpath("quern_rt.wasm").read_bytes()),
