@@ -23,6 +23,7 @@ from quern.report._run import read_run
 from quern.train import Settings, fit
 from tests.browser import IN_BROWSER, window
 from tests.report.pages import SENTENCE, assert_self_contained
+from tests.report.test_browser import COLOURS, contrast
 from tests.sample_records import write_compress
 
 pytestmark = pytest.mark.skipif(not runtime.is_built(), reason="the C runtime was not built: no compiler")
@@ -366,6 +367,8 @@ class TestInABrowser:
             ):
                 assert 0 <= box["left"] < box["right"] <= width
                 assert box["height"] >= 40  # a finger's width
+            for text, behind, said in view.evaluate(COLOURS):
+                assert contrast(text, behind) >= 4.5, (text, behind, said)
             facts = view.locator(".answer .note").all_inner_texts()
             for network, fact in zip(page.networks, facts, strict=True):
                 assert re.fullmatch(rf"{network.bytes:,} bytes, [\d,.]+ µs an image, measured here", fact)
