@@ -371,7 +371,7 @@ class TestInABrowser:
                 assert contrast(text, behind) >= 4.5, (text, behind, said)
             facts = view.locator(".answer .note").all_inner_texts()
             for network, fact in zip(page.networks, facts, strict=True):
-                assert re.fullmatch(rf"{network.bytes:,} bytes, [\d,.]+ µs an image, measured here", fact)
+                assert re.fullmatch(rf"{network.bytes:,} bytes, [\d,.]+\sµs an image, measured here", fact)
 
 
 def _assert_framed(ink: np.ndarray) -> None:

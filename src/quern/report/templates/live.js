@@ -248,7 +248,7 @@
   const measure = () => networks.forEach((one, n) => {
     const time = one.microseconds();
     const text = time < 10 ? time.toFixed(1) : Math.round(time).toLocaleString("en");
-    panel.querySelectorAll(".time")[n].textContent = `${text} µs`;
+    panel.querySelectorAll(".time")[n].textContent = `${text}\u00a0µs`;
   });
 
   const clear = () => {
