@@ -64,6 +64,8 @@ if os.environ.get("QUERN_TYPECHECK") != "0":
 import torch
 import torch.onnx
 
+from tests.browser import CHROMIUM
+
 # Draws per law where a test does not say how many: in `make test`, `make quick` and `make full`.
 for profile, draws in {"quern": 30, "quick": 5, "full": 300}.items():
     settings.register_profile(
@@ -113,6 +115,16 @@ def _translations_to_onnx_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.onnx, "export", with_one_registry)
         yield
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(autouse=True)

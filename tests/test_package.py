@@ -141,7 +141,7 @@ def test_the_examples_in_the_documents_run(
     assert "torch.Size([8, 10])" in printed
     assert "parameters are not zero" in printed
     assert "QConv2d(1, 8, kernel_size" in printed  # two neurons of four
-    assert {path.name for path in tmp_path.iterdir()} == {"net.qrn", "small.onnx", "small.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == {"net.qrn", "page.html", "small.onnx", "small.safetensors"}
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from quern import io, runtime
 from quern.cli._compress import _bytes, _penalty
 from quern.errors import TrainingError
 from tests.commands import Started, here, refused
@@ -52,6 +53,9 @@ def test_a_run_meets_its_budget_and_says_so(budget: tuple[Path, str, str]) -> No
     assert config["budget"]["max_params"] == 4000
     for name in ("dense", "small"):
         assert {p.name for p in (folder / name).iterdir()} >= FILES
+    assert record["images"] == io.describe(folder / "small" / "model.safetensors")["images"]
+    report = (folder / "report.html").read_text("utf-8")
+    assert ('<div class="live">' in report) == runtime.is_built()
 
 
 @pytest.mark.parametrize("stage", ["dense", "small"])

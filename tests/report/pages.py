@@ -1,5 +1,6 @@
 """Looking into tables and pages."""
 
+import json
 import re
 from html.parser import HTMLParser
 from importlib.resources import files
@@ -18,7 +19,13 @@ SENTENCE = re.compile(r"[^\n]+\.")
 TEMPLATE = files("quern.report").joinpath("templates", "base.html").read_text()
 
 
-SCRIPT = TEMPLATE[TEMPLATE.index("<script>") : TEMPLATE.index("</script>") + len("</script>")]  # the only one of a page
+SCRIPT = TEMPLATE[TEMPLATE.index("<script>") : TEMPLATE.index("</script>") + len("</script>")]  # of every page
+
+
+LIVE = f"<script>\n{files('quern.report').joinpath('templates', 'live.js').read_text()}</script>"  # of the panel
+
+
+DATA = re.compile(r'<script type="application/json">(.*?)</script>', re.DOTALL)
 
 
 def column(table: Table, name: str) -> list[Cell]:
@@ -64,7 +71,10 @@ def assert_self_contained(path: Path) -> Outside:
     seen = Outside(page)
     assert seen.loads == []
     assert not seen.tags & {"iframe", "object", "embed"}
-    assert re.findall(r"<script.*?</script>", page, re.DOTALL) == [SCRIPT]
+    live = DATA.findall(page)
+    assert all(json.loads(one) for one in live)
+    assert re.findall(r"<script.*?</script>", DATA.sub("", page), re.DOTALL) == [*[LIVE] * len(live), SCRIPT]
+    assert ("default-src 'none'" in page) == bool(live)
     assert not re.search(r"@import|url\((?!#)", page)
     assert set(re.findall(r"https?://[^\"' ]+", page)) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
     names = re.findall(r' id="([^"]+)"', page)

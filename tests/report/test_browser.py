@@ -1,7 +1,6 @@
 """Reports as a reader sees them: in a browser, on a phone and on a desk, light and dark, and on paper."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,10 @@ from typing import Any
 import pytest
 
 from quern.report import write_report, write_run_report
+from tests.browser import IN_BROWSER, window
 from tests.sample_records import write_compress, write_experiments
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.xdist_group("browser"),  # what they share takes long to make
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="SKIPPED: no chromium; install with make chromium"),
-]
+pytestmark = IN_BROWSER
 VIEWS = [(width, scheme) for width in (360, 390, 1280) for scheme in ("light", "dark")]
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -48,29 +42,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"experiments": write_report(results, folder / "report"), "run": write_run_report(run)}
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture(params=VIEWS, ids=lambda view: f"{view[0]}-{view[1]}")
 def view(request: pytest.FixtureRequest, chromium: Any) -> Iterator[Any]:
-    """A window of some width and colours; what goes wrong in it is collected in ``page.wrong``."""
-    width, scheme = request.param
-    context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page = context.new_page()
-    page.wrong = []
-    page.on("console", lambda said: page.wrong.append(said.text))
-    page.on("pageerror", lambda error: page.wrong.append(str(error)))
-    page.on("requestfailed", lambda request: page.wrong.append(request.url))
-    page.on("request", lambda request: request.url.startswith(("file:", "data:")) or page.wrong.append(request.url))
-    yield page
-    context.close()
+    with window(chromium, *request.param) as page:
+        yield page
 
 
 def unfold(view: Any) -> None:

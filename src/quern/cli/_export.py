@@ -32,19 +32,25 @@ Examples:
 
   quern export small.safetensors small.pt2
 
+  quern export runs/demo page.html    (runs in a browser, offline: draw or drop an image)
+
   quern export runs/demo small.qrn --pixels uint8 --dtype int8    (for the C runtime: quern.runtime, any device)
 """
 
 
-SUFFIXES = (".onnx", ".pt2", ".qrn")
+SUFFIXES = (".onnx", ".pt2", ".html", ".qrn")
+PACKED = (".qrn", ".html")
 
 
 def export(
     model: ModelFile,
-    out: Annotated[Path, typer.Argument(help="File to write: .onnx, .pt2 for torch.export, .qrn for the C runtime.")],
+    out: Annotated[
+        Path,
+        typer.Argument(help="What to write: .onnx, .pt2 (torch.export), .qrn (C runtime), .html (runs in a browser)."),
+    ],
     dtype: Annotated[
         Literal["float32", "float16", "int8"],
-        typer.Option(metavar="<type>", help="Numbers of a .qrn file: float32, float16 (weights) or int8."),
+        typer.Option(metavar="<type>", help="Numbers of a .qrn or .html file: float32, float16 (weights) or int8."),
     ] = "float32",
     pixels: Annotated[
         Literal["none", "uint8", "float32"],
@@ -62,21 +68,28 @@ def export(
             f"{out} ends in neither {', '.join(SUFFIXES[:-1])} nor .qrn, so it is not clear what to write."
         )
     if int8 and out.suffix != ".onnx":
-        raise QuernError("--int8 is for .onnx files: say --dtype int8 for a .qrn file.")
-    if dtype != "float32" and out.suffix != ".qrn":
-        raise QuernError("--dtype is for .qrn files: say --int8 for an .onnx file in 8 bits.")
+        raise QuernError("--int8 is for .onnx files: say --dtype int8 for a .qrn or .html file.")
+    if dtype != "float32" and out.suffix not in PACKED:
+        raise QuernError("--dtype is for .qrn and .html files: say --int8 for an .onnx file in 8 bits.")
+    if out.suffix == ".html":
+        if pixels == "float32":
+            raise QuernError("a page has images as bytes: leave out --pixels.")
+        pixels = "uint8"
     if calibration < 1:
         raise QuernError(f"--calibration is {calibration}, but there must be at least one image.")
     check_out(out)
     import torch  # only now: it takes seconds, and what is wrong with the command is said at once
 
     from quern import export as exporting
+    from quern.report import write_network_page
 
     network, header = open_network(model)
+    raw = _pixels(header, pixels, model)
+    if out.suffix == ".html":
+        image_shape(header, model)
     images = images_to_check(header, dataset, data_dir, model)
     if (int8 or dtype == "int8") and images is None:
         raise QuernError("int8 needs images to find the ranges of numbers with: say --dataset.")
-    raw = _pixels(header, pixels, model)
     if raw is not None and images is not None and raw.top != images.top:
         raise QuernError(
             f"white is {raw.top} in the images of the network and {images.top} in those of {images.name}: "
@@ -105,13 +118,17 @@ def export(
     console = err_console if json_ else out_console
     result: dict[str, Any] = {"file": printable(out)}
     tests = None if images is None else (prepared(images.test.pixels), images.test.labels)
-    if out.suffix == ".qrn":
-        report = exporting.to_packed(network, out, typical() if dtype == "int8" else example, dtype=dtype, pixels=raw)
-        result |= _packed(report, network, dtype, tests, raw, console)
-        if json_:
-            typer.echo(json.dumps(result))
-        return
     with tempfile.TemporaryDirectory(prefix="quern-export-") as folder:
+        if out.suffix in PACKED:
+            packed = out if out.suffix == ".qrn" else Path(folder) / "packed.qrn"
+            some = typical() if dtype == "int8" else example
+            report = exporting.to_packed(network, packed, some, dtype=dtype, pixels=raw)
+            if packed != out:
+                write_network_page(packed, out, header["images"], header["builder"] or "A network")
+            result |= _packed(report, out, network, dtype, tests, raw, console)
+            if json_:
+                typer.echo(json.dumps(result))
+            return
         plain = Path(folder) / "plain.onnx" if int8 else out
         report = (exporting.to_onnx if out.suffix == ".onnx" else exporting.to_pt2)(network, plain, example, pixels=raw)
         what = f"{'float32: ' if int8 else f'{out}: '}{report.bytes:,} bytes, scores within {report.difference:.1e}"
@@ -136,15 +153,22 @@ def _lost(before: float, after: float) -> str:
 
 
 def _packed(
-    report: "PackedReport", network: "nn.Module", dtype: str, tests: Any, raw: "Pixels | None", console: "Console"
+    report: "PackedReport",
+    out: Path,
+    network: "nn.Module",
+    dtype: str,
+    tests: Any,
+    raw: "Pixels | None",
+    console: "Console",
 ) -> dict[str, Any]:
-    """What is said of a packed network, and as numbers."""
+    """What is said of a packed network, which is in the file ``out``, and as numbers."""
     import torch
     from rich.table import Table
 
     from quern import runtime
 
-    what = f"{printable(report.path)}: {report.bytes:,} bytes, {report.least_arena:,} bytes of working memory"
+    inside = "" if out == report.path else f"{out.stat().st_size:,} bytes, of the network "
+    what = f"{printable(out)}: {inside}{report.bytes:,} bytes, {report.least_arena:,} bytes of working memory"
     if report.arena > report.least_arena:
         what += f" ({report.arena:,} to be fastest)"
     say(what, console)
@@ -189,5 +213,5 @@ def _pixels(header: dict[str, Any], kind: Literal["none", "uint8", "float32"], p
         return None
     images = header.get("images") or {}
     if "mean" not in images or "std" not in images:
-        raise QuernError(f"{path} does not say how its images are normalised: save it with images=, or leave --pixels.")
+        raise QuernError(f"{path} does not say how its images are normalised: save it with images=.")
     return Pixels(tuple(images["mean"]), tuple(images["std"]), kind, images.get("top", 255))

@@ -2,26 +2,15 @@
 it."""
 
 import inspect
-from typing import Annotated, Any, TypedDict
+from typing import Any
 
 from quern import models
 from quern.io.tensorfile import CHANNELS, damaged, json_of, spread
 from quern.models import Recipe
-from quern.records.schema import Between, Positive, Text, Wrong, check, plain, short
+from quern.records import ImageFormat
+from quern.records.schema import Wrong, check, plain, short
 
 FORMAT = 1
-
-
-class ImageFormat(TypedDict, total=False):
-    """What a network takes and gives: ``shape`` is channels, height and width, ``mean`` and ``std`` are per channel for
-    pixels from 0 to 1, ``top`` is the value of white, ``classes`` are their names and ``name`` that of the set."""
-
-    name: Text
-    shape: list[Annotated[int, Between(1.0, 65536.0)]]
-    mean: list[float]
-    std: list[Positive]
-    top: Annotated[int, Between(1.0, 255.0)]
-    classes: list[Text]
 
 
 # What a file may ask for. A network is built without memory for its numbers, but still takes time.

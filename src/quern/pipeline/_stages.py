@@ -118,6 +118,7 @@ def run_stages(
             {"name": before.name, "kind": before.kind, "dense": before.neurons, "small": after.neurons}
             for before, after in zip(measure(dense).layers, measure(small).layers, strict=True)
         ],
+        "images": job.batches.image_format(),
         "dead_by": "compaction",
         "history": {"dense": to_plain(dense_result.history), "small": to_plain(small_result.history)},
     }

@@ -24,6 +24,7 @@ from quern.records._compression import (
     Compression,
     CompressRequest,
     Histories,
+    ImageFormat,
     LayerSizes,
     Network,
     PackedSize,
@@ -72,6 +73,7 @@ __all__ = ["DATASETS", "FAMILIES", "FIGURE2", "METHODS", "NEURONS", "PAPER", "TA
 __all__ += ["Chance", "Comparison", "CompressConfig", "CompressRequest", "Compression", "Course", "Dataset", "Deployed"]
 __all__ += ["Environment", "Epoch", "Family", "Histories", "LayerCounts", "LayerSizes", "LayerSparsity", "Method"]
 __all__ += [
+    "ImageFormat",
     "Moduli",
     "Network",
     "PackedSize",

@@ -10,10 +10,22 @@ from quern.records._experiments import DeadBy, Environment
 from quern.records._size import Size
 from quern.records._training import Epoch
 from quern.records.intervals import tango, wilson
-from quern.records.schema import Between, Count, Milliseconds, Seconds, Share, Text
+from quern.records.schema import Between, Count, Milliseconds, Positive, Seconds, Share, Text
 
 Norm = Literal["none", "after_conv", "after_activation"]
 Side = Annotated[int, Between(1.0, 65536.0)]
+
+
+class ImageFormat(TypedDict, total=False):
+    """What a network takes and gives: ``shape`` is channels, height and width, ``mean`` and ``std`` are per channel for
+    pixels from 0 to 1, ``top`` is the value of white, ``classes`` are their names and ``name`` that of the set."""
+
+    name: Text
+    shape: list[Side]
+    mean: list[float]
+    std: list[Positive]
+    top: Annotated[int, Between(1.0, 255.0)]
+    classes: list[Text]
 
 
 class Options(TypedDict, total=False):
@@ -242,6 +254,7 @@ class Compression(TypedDict):
     start: NotRequired[Text | None]
     options: NotRequired[dict[str, str | float]]
     sums: NotRequired[dict[Text, str]]
+    images: NotRequired[ImageFormat | None]
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,18 @@
 
 write_run_report(Path("runs/digits"))                  # report.html beside the record of quern compress
 write_report(Path("results"), Path("report"))          # index.html, figures and tables of all experiments
+write_network_page(Path("net.qrn"), Path("page.html"), images)      # a packed network that runs in the page
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from quern._files import replacing
 from quern.errors import RecordError
+from quern.records import ImageFormat, schema
 
-__all__ = ["write_report", "write_run_report"]
+__all__ = ["write_network_page", "write_report", "write_run_report"]
 
 
 def write_run_report(folder: Path, out: Path | None = None) -> Path:
@@ -22,6 +26,23 @@ def write_run_report(folder: Path, out: Path | None = None) -> Path:
     page = read_run(folder)
     text = render("run.html", page=page, drawn=pictures(page.curves) if page.curves else ())
     return _write({"report.html": text.encode()}, out or folder) / "report.html"
+
+
+def write_network_page(packed: Path, out: Path, images: Mapping[str, Any], name: str = "A network") -> Path:
+    """Write a page that runs a packed network offline, on images that are drawn, dropped or chosen: one file.
+
+    ``packed`` takes pixels as bytes, as :func:`quern.export.to_packed` makes it with ``pixels``; ``images`` is what
+    :func:`quern.io.save` takes: ``shape`` at least, and ``classes``, ``mean``, ``top`` and ``name`` if they are known.
+    """
+    from quern.report._live import read_network
+    from quern.report._page import render
+
+    try:
+        known = schema.check(dict(images), ImageFormat)
+    except ValueError as reason:
+        raise RecordError(f"a page cannot be made for such images: {reason}.") from reason
+    text = render("network.html", page=read_network(packed, known, name))
+    return _write({out.name: text.encode()}, out.parent) / out.name
 
 
 def write_report(folder: Path, out: Path) -> Path:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quern.errors import PackedError
 from quern.records import (
     DATASETS,
     Answers,
@@ -21,6 +22,7 @@ from quern.records import (
 )
 from quern.records.schema import visible
 from quern.report._figures import OLDER_DEAD, Curves, Figure, Line
+from quern.report._live import Live, read_live
 from quern.report._tables import Cell, Table, amount, counted, number, ratio, word
 
 # What is compared, and with how many digits after the point.
@@ -37,6 +39,8 @@ PACKED_ROWS = (
     ("ram", "its working memory, bytes", 0),
     ("latency_ms", "C runtime, one input, one thread, ms", 4),
 )
+
+LIVE_BYTES = 4 << 20  # of both packed networks: a page with more takes long to open
 
 # Who is right, as a field of Answers and in words; what was lost comes first.
 KINDS = (
@@ -82,6 +86,8 @@ class RunPage:
     lost: str
     classes: Table | None
     limits: tuple[Verdict, ...]
+    live: Live | None
+    no_live: str
     layers: tuple[LayerSizes, ...]
     curves: Figure | None
     choice: str
@@ -96,6 +102,7 @@ def read_run(folder: Path) -> RunPage:
     dense, small, command = record["dense"], record["small"], record.get("command")
     answers = record.get("answers", ())
     total = Answers.total(answers) if answers else None
+    live, no_live = _live(folder, record)
     return RunPage(
         title=_title(record),
         summary=_summary(dense, small, total),
@@ -103,6 +110,8 @@ def read_run(folder: Path) -> RunPage:
         lost=_lost(answers),
         classes=_classes(answers) if answers else None,
         limits=tuple(record.get("budget", ())),
+        live=live,
+        no_live=no_live,
         layers=tuple(record["layers"]),
         curves=_curves(record["history"], dense, record.get("dead_by")),
         choice="Up to six test images of each kind, evenly spaced in the order of the test images." if total else "",
@@ -110,6 +119,15 @@ def read_run(folder: Path) -> RunPage:
         command=None if command is None else visible(command),
         facts=_facts(record),
     )
+
+
+def _live(folder: Path, record: Compression) -> tuple[Live | None, str]:
+    """Both packed networks, to be run in the page; or why they cannot be."""
+    packed = {name: folder / part / "model.qrn" for name, part in (("dense", "dense"), ("compacted", "small"))}
+    try:
+        return read_live(packed, record.get("images"), LIVE_BYTES), ""
+    except PackedError as reason:
+        return None, f"The networks cannot be tried in this page: {visible(str(reason))}"
 
 
 def _compared(dense: Network, small: Network, total: Answers | None) -> Table:

@@ -115,7 +115,7 @@ INLINE vi dot_pairs(vi a, vi b) {
     return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #elif defined(__SSE2__) && LANES == 4
     return (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
-#elif defined(__wasm_simd128__)
+#elif defined(__wasm_simd128__) && LANES == 4
     return (vi)wasm_i32x4_dot_i16x8((v128_t)a, (v128_t)b);
 #elif defined(__ARM_FEATURE_DSP) && LANES == 1
     return __smuad(a, b);

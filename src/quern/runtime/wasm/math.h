@@ -1,0 +1,2 @@
+/* As string.h beside it. */
+float sqrtf(float x);
