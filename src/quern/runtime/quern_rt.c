@@ -33,9 +33,16 @@ enum { QUATERNION_VECTORS = 4, BLOCK = 8, BLOCK_VECTORS = 3 };
 enum { QUATERNION_VECTORS = 2, BLOCK = 4, BLOCK_VECTORS = 3 };
 #endif
 
+/* A bit for each operation that this build has, 1 << QRN_OP_CONV and so on: a device needs those of its networks alone. */
+#if !defined(QRN_OPS)
+#define QRN_OPS 0xffffffffu
+#endif
+#define HAS(op) (QRN_OPS >> (op) & 1u)
+
 #define INLINE static inline __attribute__((always_inline))
 /* Inner loops are functions of their own: inside of a larger one compilers run out of registers for the sums. */
 #define KERNEL static __attribute__((noinline))
+#define COLD __attribute__((cold)) /* small rather than fast */
 
 #if LANES > 1
 typedef float vf __attribute__((vector_size(4 * LANES)));
@@ -124,6 +131,15 @@ INLINE vi dot_pairs(vi a, vi b) {
 #else
     typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
     return ((vi)((vu)a << 16) >> 16) * ((vi)((vu)b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+/* sum + dot_pairs(a, b) */
+INLINE vi add_pairs(vi sum, vi a, vi b) {
+#if defined(__ARM_FEATURE_DSP) && LANES == 1
+    return __smlad(a, b, sum);
+#else
+    return sum + dot_pairs(a, b);
 #endif
 }
 
@@ -284,10 +300,11 @@ INLINE void *out_at(const machine *m, uint32_t address) { return m->arena + addr
 
 INLINE int is_none(uint32_t address) { return address == (uint32_t)QRN_NONE; }
 
-/* A part of the scratch memory: rounded up, so that the next part is aligned. */
-INLINE size_t reserve(size_t *used, size_t bytes) {
+/* A part of the scratch memory: rounded up, so that the next part is aligned to a vector. */
+INLINE size_t rounded(size_t bytes, size_t lanes) { return (bytes + 4 * lanes - 1) / (4 * lanes) * (4 * lanes); }
+INLINE size_t reserve(size_t *used, size_t lanes, size_t bytes) {
     size_t here = *used;
-    *used += (bytes + 31) & ~(size_t)31;
+    *used += rounded(bytes, lanes);
     return here;
 }
 
@@ -324,14 +341,16 @@ static weights weights_of(const uint8_t *blob, const uint32_t *words, int pairs)
 
 /* Numbers in a unit of weight as it is stored, and as a product takes it. */
 INLINE size_t stored_width(const weights *w) { return w->components == 4 ? 4 : w->pairs ? 2 : 1; }
-INLINE size_t working_width(const weights *w) { return !w->pairs ? w->components : w->components == 4 ? 8 : 1; }
+INLINE size_t working_width(const weights *w, size_t lanes) {
+    return !w->pairs ? w->components : w->components == 1 ? 1 : lanes == 1 ? 4 : 8;
+}
 
 INLINE size_t first_unit(const weights *w, size_t o) { return w->starts ? w->starts[o] : o * w->taps; }
 INLINE size_t unit_count(const weights *w, size_t o) { return first_unit(w, o + 1) - first_unit(w, o); }
 
 /* Bytes of scratch for the units of one output. */
-INLINE size_t working_bytes(const weights *w) {
-    return w->dtype == QRN_F32 ? 0 : 4 * w->taps * working_width(w);
+INLINE size_t working_bytes(const weights *w, size_t lanes) {
+    return w->dtype == QRN_F32 ? 0 : 4 * w->taps * working_width(w, lanes);
 }
 
 /* The units of output `o` as the product takes them: where they lie, if they are floats, else written to `scratch`. */
@@ -349,7 +368,7 @@ static const float *floats_of(const weights *w, size_t o, float *scratch) {
 }
 
 /* The pairs of an int8 product. For each component of a quaternion result there is one for (r, i) of the input and one for
- * (j, k): w (x) x is the left product. */
+ * (j, k): w (x) x is the left product. Without vectors it is four words, as quaternion_sums_i8 takes them. */
 static void quaternion_pairs(const int8_t *q, int32_t *p) {
 #if LANES == 8
     static const pairs_of_lanes SIGNS = {1, -1, -1, -1, 1, 1, -1, 1, 1, 1, 1, -1, 1, -1, 1, 1};
@@ -366,6 +385,12 @@ static void quaternion_pairs(const int8_t *q, int32_t *p) {
     all = (pairs_of_lanes)(four - (l4){0});
     all = SHUFFLE(pairs_of_lanes, all, all, 0, 1, 2, 3, 1, 0, 3, 2, 10, 11, 8, 9, 11, 10, 9, 8) * SIGNS;
     memcpy(p, &all, sizeof all);
+#elif LANES == 1 && defined(__ARM_FEATURE_DSP)
+    p[0] = pair(q[0], q[1]);
+    p[1] = pair(q[2], q[3]);
+    p[2] = pair(-q[2], -q[3]);
+#elif LANES == 1
+    p[0] = q[0], p[1] = q[1], p[2] = q[2], p[3] = q[3];
 #else
     p[0] = pair(q[0], -q[1]);
     p[1] = pair(-q[2], -q[3]);
@@ -382,7 +407,7 @@ static const int32_t *pairs_of(const weights *w, size_t o, int32_t *scratch) {
     size_t count = unit_count(w, o), n;
     const int8_t *q = (const int8_t *)w->values + first_unit(w, o) * stored_width(w);
     for (n = 0; n < count; n++) {
-        if (w->components == 4) quaternion_pairs(q + 4 * n, scratch + 8 * n);
+        if (w->components == 4) quaternion_pairs(q + 4 * n, scratch + working_width(w, LANES) * n);
         else scratch[n] = pair(q[2 * n], q[2 * n + 1]);
     }
     return scratch;
@@ -422,7 +447,7 @@ typedef struct {
 enum { MAX_WHOLE_I8 = 4096 };
 enum { MAX_PLANES = 1 << 28 }; /* numbers in the planes of a convolution */
 
-static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast) {
+static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, size_t lanes) {
     convolution c;
     size_t phase[2], axis, flat, rows, taps, used = 0, stored, dense, products;
     int pairs = op[QRN_CONV_X_DTYPE] == QRN_I8, constant = !is_none(op[QRN_CONV_CONSTANT]);
@@ -458,46 +483,46 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast) {
         c.sets = c.w.components == 1 || c.parts == 1 ? 1 : c.parts == 14 ? 3 : 4;
         c.units = c.channels;
     }
-    flat = ((c.out[0] - 1) * c.pitch + c.out[1] + LANES - 1) / LANES;
-    rows = c.out[0] * ((c.out[1] + LANES - 1) / LANES);
+    flat = ((c.out[0] - 1) * c.pitch + c.out[1] + lanes - 1) / lanes;
+    rows = c.out[0] * ((c.out[1] + lanes - 1) / lanes);
     c.by_rows = rows <= flat;
     c.vectors = c.by_rows ? rows : flat;
-    c.row = c.by_rows ? (c.out[1] + LANES - 1) / LANES * LANES : c.pitch;
+    c.row = c.by_rows ? (c.out[1] + lanes - 1) / lanes * lanes : c.pitch;
     stored = first_unit(&c.w, c.w.outputs);
     /* Half of the products for all of the places, and units that are not all there have to be put in their places first:
      * worth it from about two thirds of them on, in int8 if none is missing. */
-    c.whole = fast && LANES > 1 && c.vectors > 1 && c.w.outputs / c.groups > 1 && (!c.w.starts || (!pairs && 3 * stored > 2 * c.w.outputs * taps)) &&
+    c.whole = fast && lanes > 1 && c.vectors > 1 && c.w.outputs / c.groups > 1 && (!c.w.starts || (!pairs && 3 * stored > 2 * c.w.outputs * taps)) &&
               (c.w.components == 1 || (c.parts == 15 && (!pairs || taps <= MAX_WHOLE_I8)));
     if (c.whole && pairs && c.w.components == 4) { /* two channels to a pair, not two components */
         c.units = c.groups * ((c.channels / c.groups + 1) / 2);
         taps = c.units / c.groups * c.area;
     }
     if (c.whole && c.w.components == 4) c.sets = 8;
-    dense = (c.out[0] * c.out[1] + LANES - 1) / LANES;
+    dense = (c.out[0] * c.out[1] + lanes - 1) / lanes;
     products = c.whole ? (c.w.components == 4 ? 8u : 1u) * c.w.outputs * taps : stored * c.w.components * c.w.components;
-    c.gathered = fast && LANES > 1 && products * (c.vectors - smaller(dense, c.vectors)) > 6 * c.sets * c.units * c.area * dense &&
-                 ((uint64_t)c.sets * c.units + 1) * c.area * dense * LANES <= MAX_PLANES;
+    c.gathered = fast && lanes > 1 && products * (c.vectors - smaller(dense, c.vectors)) > 6 * c.sets * c.units * c.area * dense &&
+                 ((uint64_t)c.sets * c.units + 1) * c.area * dense * lanes <= MAX_PLANES;
     c.padded = c.plane;
     c.padded_pitch = c.pitch;
     if (c.gathered) {
         c.by_rows = 0;
         c.vectors = dense;
         c.row = c.pitch = c.out[1];
-        c.plane = c.area * dense * LANES;
+        c.plane = c.area * dense * lanes;
     }
     c.in_place = !c.gathered && !pairs && c.sets < 8 && !constant && (c.sets != 4 || c.parts == 15);
     for (axis = 0; axis < 2; axis++) { /* nothing before the input, in it or behind it */
         c.in_place = c.in_place && c.stride[axis] == 1 && c.stuffing[axis] == 1 && c.padding[axis] == 0 && phase[axis] == c.size[axis];
     }
-    c.planes_at = c.in_place ? 0 : reserve(&used, 4 * (c.sets * c.units * c.plane + LANES));
-    c.padded_at = c.gathered ? reserve(&used, 4 * (c.padded + LANES)) : 0;
-    c.ones_at = constant ? reserve(&used, 4 * (c.plane + LANES)) : 0;
-    c.kernel_at = reserve(&used, 4 * c.area);
-    c.places_at = reserve(&used, 4 * taps);
-    c.stored_at = reserve(&used, c.w.starts && !c.whole ? 4 * c.w.taps : 0);
-    c.units_at = reserve(&used, !c.whole ? working_bytes(&c.w) : pairs ? 0 : 16 * c.w.taps * c.w.components);
-    c.sums_at = reserve(&used, 4 * (c.w.components * c.vectors * LANES * (c.whole ? BLOCK : 1) + 3 * LANES));
-    c.block_at = c.whole ? reserve(&used, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
+    c.planes_at = c.in_place ? 0 : reserve(&used, lanes, 4 * (c.sets * c.units * c.plane + lanes));
+    c.padded_at = c.gathered ? reserve(&used, lanes, 4 * (c.padded + lanes)) : 0;
+    c.ones_at = constant ? reserve(&used, lanes, 4 * (c.plane + lanes)) : 0;
+    c.kernel_at = reserve(&used, lanes, 4 * c.area);
+    c.places_at = reserve(&used, lanes, 4 * taps);
+    c.stored_at = reserve(&used, lanes, c.w.starts && !c.whole ? 4 * c.w.taps : 0);
+    c.units_at = reserve(&used, lanes, !c.whole ? working_bytes(&c.w, lanes) : pairs ? 0 : 16 * c.w.taps * c.w.components);
+    c.sums_at = reserve(&used, lanes, 4 * (c.w.components * c.vectors * lanes * (c.whole ? BLOCK : 1) + 3 * lanes));
+    c.block_at = c.whole ? reserve(&used, lanes, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
     c.scratch = used;
     return c;
 }
@@ -806,6 +831,44 @@ KERNEL void real_output(const convolution *c, const float *x, const int32_t *pla
 }
 
 /* The same two in int8: sums of products of int16 pairs. */
+#if LANES == 1
+/* One position, because registers are few; its four sums begin as the bias. Processors with instructions for it multiply
+ * both numbers of a pair at once, crosswise too, and add the products or subtract the second. */
+INLINE void quaternion_sums_i8(const int32_t *x, size_t set, size_t sets, const int32_t *place, const int32_t *end,
+                               const int32_t *w, int32_t *sums) {
+    int32_t r = sums[0], i = sums[1], j = sums[2], k = sums[3];
+    for (; place < end; place++, w += 4) {
+        const int32_t *p = x + *place;
+        int32_t ri = p[0];
+#if defined(__ARM_FEATURE_DSP)
+        int32_t wri = w[0], wjk = w[1], minus_wjk = w[2];
+        r = __smlsd(wri, ri, r), i = __smladx(wri, ri, i), j = __smlad(wjk, ri, j), k = __smlsdx(minus_wjk, ri, k);
+        if (sets == 2) {
+            int32_t jk = p[set];
+            r = __smlad(minus_wjk, jk, r), i = __smlsdx(wjk, jk, i), j = __smlsd(wri, jk, j), k = __smladx(wri, jk, k);
+        }
+#else
+        int32_t wr = w[0], wi = w[1], wj = w[2], wk = w[3], low = (int16_t)(ri & 0xffff), high = ri >> 16;
+        r += wr * low - wi * high, i += wi * low + wr * high, j += wj * low + wk * high, k += wk * low - wj * high;
+        if (sets == 2) {
+            int32_t jk = p[set];
+            low = (int16_t)(jk & 0xffff), high = jk >> 16;
+            r -= wj * low + wk * high, i += wj * high - wk * low, j += wr * low - wi * high, k += wi * low + wr * high;
+        }
+#endif
+    }
+    sums[0] = r, sums[1] = i, sums[2] = j, sums[3] = k;
+}
+
+#define SUMS_KERNEL(sets)                                                                                                 \
+    KERNEL void quaternion_sums_i8_##sets(const int32_t *x, size_t set, const int32_t *place, const int32_t *end,          \
+                                          const int32_t *w, int32_t *sums) {                                              \
+        quaternion_sums_i8(x, set, sets, place, end, w, sums);                                                            \
+    }
+SUMS_KERNEL(1)
+SUMS_KERNEL(2)
+#undef SUMS_KERNEL
+#else
 INLINE void quaternion_tile_i8(const int32_t *x, size_t set, const int32_t *place, const int32_t *w, size_t count,
                                const int32_t *bias, const size_t *start, int sets, int vectors, int32_t *y, size_t stride) {
     vi r = splat_i(bias[0]), i = splat_i(bias[1]), j = splat_i(bias[2]), k = splat_i(bias[3]), r2 = r, i2 = i, j2 = j, k2 = k;
@@ -834,14 +897,16 @@ INLINE void quaternion_tile_i8(const int32_t *x, size_t set, const int32_t *plac
     }
 }
 
+#endif
+
 INLINE void real_tile_i8(const int32_t *x, const int32_t *place, const int32_t *w, size_t count, int32_t bias,
                          const size_t *start, int vectors, int32_t *y) {
     vi a = splat_i(bias), b = a;
     size_t s;
     for (s = 0; s < count; s++) {
         vi ws = splat_i(w[s]);
-        a += dot_pairs(load_i(x + place[s] + start[0]), ws);
-        if (vectors == 2) b += dot_pairs(load_i(x + place[s] + start[1]), ws);
+        a = add_pairs(a, load_i(x + place[s] + start[0]), ws);
+        if (vectors == 2) b = add_pairs(b, load_i(x + place[s] + start[1]), ws);
     }
     store_i(y, a);
     if (vectors == 2) store_i(y + LANES, b);
@@ -853,10 +918,12 @@ INLINE void real_tile_i8(const int32_t *x, const int32_t *place, const int32_t *
         (void)set, (void)stride;                                                                                           \
         call;                                                                                                              \
     }
+#if LANES > 1
 I8_KERNEL(quaternion_i8_1_1, quaternion_tile_i8(x, set, place, w, count, bias, start, 1, 1, y, stride))
 I8_KERNEL(quaternion_i8_1_2, quaternion_tile_i8(x, set, place, w, count, bias, start, 1, 2, y, stride))
 I8_KERNEL(quaternion_i8_2_1, quaternion_tile_i8(x, set, place, w, count, bias, start, 2, 1, y, stride))
 I8_KERNEL(quaternion_i8_2_2, quaternion_tile_i8(x, set, place, w, count, bias, start, 2, 2, y, stride))
+#endif
 I8_KERNEL(real_i8_1, real_tile_i8(x, place, w, count, bias[0], start, 1, y))
 I8_KERNEL(real_i8_2, real_tile_i8(x, place, w, count, bias[0], start, 2, y))
 #undef I8_KERNEL
@@ -865,9 +932,24 @@ static void output_i8(const convolution *c, const int32_t *x, const int32_t *pla
                       const int32_t *bias, int32_t *y) {
     static void (*const kernels[3][2])(const int32_t *, size_t, const int32_t *, const int32_t *, size_t, const int32_t *,
                                        const size_t *, int32_t *, size_t) = {
-        {real_i8_1, real_i8_2}, {quaternion_i8_1_1, quaternion_i8_1_2}, {quaternion_i8_2_1, quaternion_i8_2_2}};
+        {real_i8_1, real_i8_2},
+#if LANES > 1
+        {quaternion_i8_1_1, quaternion_i8_1_2}, {quaternion_i8_2_1, quaternion_i8_2_2}
+#endif
+    };
     size_t set = c->units * c->plane, stride = c->vectors * LANES, v, n, vectors, start[2];
     walk at = walk_of(c);
+#if LANES == 1
+    if (c->w.components == 4) {
+        for (v = 0; v < stride; v++) {
+            int32_t sums[4];
+            memcpy(sums, bias, sizeof sums);
+            (c->sets == 2 ? quaternion_sums_i8_2 : quaternion_sums_i8_1)(x + next_vector(c, &at), set, place, place + count, w, sums);
+            for (n = 0; n < 4; n++) y[n * stride + v] = sums[n];
+        }
+        return;
+    }
+#endif
     start[1] = 0;
     for (v = 0; v < c->vectors; v += vectors) {
         vectors = smaller(2, c->vectors - v);
@@ -1366,8 +1448,14 @@ static void finish_output(const convolution *c, const finishing *f, int pool, vo
     }
 }
 
-static void multiply_conv(const machine *m, const uint32_t *op, const convolution *plan) {
-    convolution c = *plan;
+/* The fastest plan that the arena has room for. */
+static convolution fitting(const machine *m, const uint32_t *op) {
+    convolution c = conv_of(m->blob, op, 1, LANES);
+    return c.scratch <= m->scratch_bytes ? c : conv_of(m->blob, op, 0, LANES);
+}
+
+static int run_conv(const machine *m, const uint32_t *op) {
+    convolution c = LANES == 1 ? conv_of(m->blob, op, 0, 1) : fitting(m, op); /* without vectors there is one: no copy of it */
     finishing f = finishing_of(m, op + QRN_CONV_ACTIVATION, op[QRN_CONV_Y_DTYPE], op + QRN_CONV_QUANT, &c.w);
     const void *x = at(m, op[QRN_CONV_X]);
     void *y = out_at(m, op[QRN_CONV_Y]);
@@ -1379,6 +1467,7 @@ static void multiply_conv(const machine *m, const uint32_t *op, const convolutio
     float *sums = (float *)(void *)(m->scratch + c.sums_at), *units = (float *)(void *)(m->scratch + c.units_at);
     const float *planes = c.in_place ? (const float *)x : (const float *)(const void *)(m->scratch + c.planes_at);
     size_t per_group = c.w.outputs / c.groups, group_units = c.units / c.groups, n, k, g, o;
+    if (c.scratch > m->scratch_bytes) return QRN_ARENA_TOO_SMALL;
     if (!c.in_place && c.w.pairs) {
         prepare_pairs(&c, (const int8_t *)x, (int32_t)op[QRN_CONV_QUANT + QRN_Q_X_ZERO],
                       (int32_t *)(void *)(m->scratch + c.planes_at), (int32_t *)(void *)(m->scratch + c.padded_at));
@@ -1450,13 +1539,6 @@ static void multiply_conv(const machine *m, const uint32_t *op, const convolutio
             }
         }
     }
-}
-
-static int run_conv(const machine *m, const uint32_t *op) {
-    convolution c = conv_of(m->blob, op, 1);
-    if (c.scratch > m->scratch_bytes) c = conv_of(m->blob, op, 0);
-    if (c.scratch > m->scratch_bytes) return QRN_ARENA_TOO_SMALL;
-    multiply_conv(m, op, &c);
     return 0;
 }
 
@@ -1467,13 +1549,13 @@ typedef struct {
     size_t x_at, places_at, units_at, sums_at, scratch;
 } linear_plan;
 
-static linear_plan linear_of(const weights *w, size_t channels) {
+static linear_plan linear_of(const weights *w, size_t channels, size_t lanes) {
     linear_plan p;
-    size_t used = 0;
-    p.x_at = reserve(&used, (w->pairs ? 32u : 16u) * (channels + 4));
-    p.places_at = reserve(&used, w->starts ? 4 * w->taps : 0);
-    p.units_at = reserve(&used, w->pairs ? 0 : working_bytes(w));
-    p.sums_at = reserve(&used, 4 * w->components * w->outputs);
+    size_t used = 0, quaternion = w->components == 4, number = w->pairs ? 2 : 0; /* of a real x: its pairs, or where it lies */
+    p.x_at = reserve(&used, lanes, quaternion ? (w->pairs ? 32u : 16u) * (channels + 4) : number * (channels + 1));
+    p.places_at = reserve(&used, lanes, w->starts ? 4 * w->taps : 0);
+    p.units_at = reserve(&used, lanes, w->pairs ? 0 : working_bytes(w, lanes));
+    p.sums_at = reserve(&used, lanes, 4 * w->components * w->outputs);
     p.scratch = used;
     return p;
 }
@@ -1594,7 +1676,7 @@ KERNEL void quaternion_dot_i8(const int32_t *x, const int32_t *place, const int8
     for (n = 0; n < count; n++, w += 4) {
         const int32_t *p = x + 8 * (place ? (size_t)place[n] : n);
         int32_t first = pair(w[0], w[1]), second = pair(w[2], w[3]);
-        for (m = 0; m < 4; m++) y[m] += dot_pairs(p[2 * m], first) + dot_pairs(p[2 * m + 1], second);
+        for (m = 0; m < 4; m++) y[m] = add_pairs(add_pairs(y[m], p[2 * m], first), p[2 * m + 1], second);
     }
 #endif
 }
@@ -1655,7 +1737,7 @@ static int run_linear(const machine *m, const uint32_t *op) {
     weights w = weights_of(m->blob, op + QRN_LINEAR_WEIGHTS, pairs);
     finishing f = finishing_of(m, op + QRN_LINEAR_ACTIVATION, op[QRN_LINEAR_Y_DTYPE], op + QRN_LINEAR_QUANT, &w);
     size_t rows = op[QRN_LINEAR_ROWS], channels = op[QRN_LINEAR_CHANNELS], parts = op[QRN_LINEAR_PARTS], row, width, p;
-    linear_plan plan = linear_of(&w, channels);
+    linear_plan plan = linear_of(&w, channels, LANES);
     const void *x = at(m, op[QRN_LINEAR_X]);
     void *y = out_at(m, op[QRN_LINEAR_Y]);
     if (plan.scratch > m->scratch_bytes) return QRN_ARENA_TOO_SMALL;
@@ -1681,7 +1763,7 @@ static int run_recurrent(const machine *m, const uint32_t *op) {
     weights w = weights_of(m->blob, op + QRN_RECURRENT_WEIGHTS, 0);
     uint32_t kind = op[QRN_RECURRENT_KIND];
     size_t gates = gates_of(kind), units = w.outputs / gates, steps = op[QRN_RECURRENT_STEPS], parts = w.components == 4 ? 15 : 1;
-    linear_plan plan = linear_of(&w, units);
+    linear_plan plan = linear_of(&w, units, LANES);
     float *gate = (float *)(void *)(m->scratch + plan.sums_at), *h = (float *)out_at(m, op[QRN_RECURRENT_H]);
     float *c = kind == QRN_LSTM ? (float *)out_at(m, op[QRN_RECURRENT_C]) : NULL;
     size_t step, q, u;
@@ -1773,6 +1855,11 @@ static void run_nest(const machine *m, const uint32_t *op) {
 }
 
 /* ------------------------------------------------------------------------------------------------- other operations */
+
+static void run_unary(const machine *m, const uint32_t *op) {
+    unary(op[QRN_UNARY_KIND], (const float *)at(m, op[QRN_UNARY_X]), (float *)out_at(m, op[QRN_UNARY_Y]), op[QRN_UNARY_COUNT],
+          as_float(op[QRN_UNARY_A]), as_float(op[QRN_UNARY_B]));
+}
 
 static void window(const uint32_t *op, size_t axis, size_t n, size_t size, size_t *first, size_t *last, size_t *step,
                    size_t *padded) {
@@ -2021,7 +2108,7 @@ static int bounded(const bounds *k, uint32_t address, uint64_t count, int bits) 
     return 1;
 }
 
-static int weights_fit(const bounds *k, const uint32_t *words, int pairs, uint64_t outputs, uint64_t taps) {
+COLD static int weights_fit(const bounds *k, const uint32_t *words, int pairs, uint64_t outputs, uint64_t taps) {
     uint64_t components = words[QRN_W_COMPONENTS], units, size, o;
     weights w;
     if (components != 1 && components != 4) return 0;
@@ -2058,7 +2145,7 @@ static int weights_fit(const bounds *k, const uint32_t *words, int pairs, uint64
     return in_blob(k, words[QRN_W_VALUES], times(units, components == 4 ? 4 : pairs ? 2 : 1), size);
 }
 
-static int finishing_fits(const bounds *k, uint32_t activation, uint32_t x_dtype, uint32_t y_dtype, const uint32_t *quant,
+COLD static int finishing_fits(const bounds *k, uint32_t activation, uint32_t x_dtype, uint32_t y_dtype, const uint32_t *quant,
                           uint64_t outputs) {
     if (activation >= QRN_ACTIVATIONS || (x_dtype != QRN_F32 && x_dtype != QRN_I8)) return 0;
     if (y_dtype != QRN_F32 && !(y_dtype == QRN_I8 && x_dtype == QRN_I8)) return 0;
@@ -2076,7 +2163,7 @@ static int finishing_fits(const bounds *k, uint32_t activation, uint32_t x_dtype
     return 1;
 }
 
-static const char *check_conv(bounds *k, const uint32_t *op) {
+COLD static const char *check_conv(bounds *k, const uint32_t *op) {
     static const char wrong[] = "a convolution does not fit its tensors";
     uint64_t outputs = op[QRN_CONV_WEIGHTS + QRN_W_OUTPUTS], components = op[QRN_CONV_WEIGHTS + QRN_W_COMPONENTS];
     uint64_t parts = 0, out[2], plane = 1, axis, n, per_group, taps, positions, size;
@@ -2122,7 +2209,7 @@ static const char *check_conv(bounds *k, const uint32_t *op) {
     return NULL;
 }
 
-static const char *check_linear(bounds *k, const uint32_t *op) {
+COLD static const char *check_linear(bounds *k, const uint32_t *op) {
     static const char wrong[] = "a linear layer does not fit its tensors";
     uint64_t outputs = op[QRN_LINEAR_WEIGHTS + QRN_W_OUTPUTS], components = op[QRN_LINEAR_WEIGHTS + QRN_W_COMPONENTS];
     uint64_t parts = 0, n, rows = op[QRN_LINEAR_ROWS], channels = op[QRN_LINEAR_CHANNELS], taps;
@@ -2140,7 +2227,7 @@ static const char *check_linear(bounds *k, const uint32_t *op) {
     return worked(k, times(times(rows, outputs), taps * components * components)) ? NULL : "it would never end";
 }
 
-static const char *check_recurrent(bounds *k, const uint32_t *op) {
+COLD static const char *check_recurrent(bounds *k, const uint32_t *op) {
     static const char wrong[] = "a recurrent layer does not fit its tensors";
     const uint32_t *w = op + QRN_RECURRENT_WEIGHTS;
     uint64_t gates = gates_of(op[QRN_RECURRENT_KIND]), outputs = w[QRN_W_OUTPUTS], components = w[QRN_W_COMPONENTS];
@@ -2155,7 +2242,7 @@ static const char *check_recurrent(bounds *k, const uint32_t *op) {
     return worked(k, times(times(steps, outputs), (units + 16) * components * components)) ? NULL : "it would never end";
 }
 
-static const char *check_nest(bounds *k, const uint32_t *op) {
+COLD static const char *check_nest(bounds *k, const uint32_t *op) {
     static const char wrong[] = "a loop over tensors leaves them";
     uint64_t reach[3] = {0, 0, 0}, count = 1, n, which, size = dtype_bytes(op[QRN_NEST_DTYPE]);
     if (op[QRN_NEST_KIND] >= QRN_NEST_KINDS || op[QRN_NEST_DTYPE] > QRN_I32) return wrong;
@@ -2176,7 +2263,7 @@ static const char *check_nest(bounds *k, const uint32_t *op) {
     return worked(k, count) ? NULL : "it would never end";
 }
 
-static const char *check_pool(bounds *k, const uint32_t *op) {
+COLD static const char *check_pool(bounds *k, const uint32_t *op) {
     static const char wrong[] = "a pooling does not fit its tensors";
     uint64_t axis, n, planes, size, reach = 1, places = times(op[QRN_POOL_OUT], op[QRN_POOL_OUT + 1]);
     int adaptive = op[QRN_POOL_KERNEL] == 0 && op[QRN_POOL_KERNEL + 1] == 0;
@@ -2207,7 +2294,7 @@ static const char *check_pool(bounds *k, const uint32_t *op) {
     return worked(k, times(times(planes, places), reach)) ? NULL : "it would never end";
 }
 
-static const char *check_other(bounds *k, uint32_t code, const uint32_t *op) {
+COLD static const char *check_other(bounds *k, uint32_t code, const uint32_t *op) {
     static const char wrong[] = "an operation does not fit its tensors";
     uint64_t count, places;
     switch (code) {
@@ -2284,7 +2371,7 @@ static uint32_t op_words(uint32_t code) {
                                     QRN_QUANTIZE_WORDS,
                                     QRN_RESIZE_WORDS,
                                     QRN_ADD_WORDS};
-    return code < sizeof words ? words[code] : 0;
+    return code < sizeof words && HAS(code) ? words[code] : 0;
 }
 
 static uint32_t crc_of(const uint8_t *bytes, size_t count) {
@@ -2318,7 +2405,7 @@ size_t qrn_bytes(qrn_tensor tensor) {
     return count;
 }
 
-const char *qrn_check(const void *blob, size_t bytes) {
+COLD const char *qrn_check(const void *blob, size_t bytes) {
     const uint32_t *words = (const uint32_t *)blob;
     uint64_t place, end, n, tensors;
     bounds k;
@@ -2355,12 +2442,12 @@ const char *qrn_check(const void *blob, size_t bytes) {
         if (op_words(code) == 0) return "it has an operation that this runtime does not know";
         if (words[place + 1] != op_words(code) || end - place - 2 < op_words(code)) return "an operation is cut short";
         place += 2;
-        wrong = code == QRN_OP_CONV        ? check_conv(&k, words + place)
-                : code == QRN_OP_LINEAR    ? check_linear(&k, words + place)
-                : code == QRN_OP_RECURRENT ? check_recurrent(&k, words + place)
-                : code == QRN_OP_NEST      ? check_nest(&k, words + place)
-                : code == QRN_OP_POOL      ? check_pool(&k, words + place)
-                                           : check_other(&k, code, words + place);
+        wrong = HAS(QRN_OP_CONV) && code == QRN_OP_CONV             ? check_conv(&k, words + place)
+                : HAS(QRN_OP_LINEAR) && code == QRN_OP_LINEAR       ? check_linear(&k, words + place)
+                : HAS(QRN_OP_RECURRENT) && code == QRN_OP_RECURRENT ? check_recurrent(&k, words + place)
+                : HAS(QRN_OP_NEST) && code == QRN_OP_NEST           ? check_nest(&k, words + place)
+                : HAS(QRN_OP_POOL) && code == QRN_OP_POOL           ? check_pool(&k, words + place)
+                                                                    : check_other(&k, code, words + place);
         if (wrong) return wrong;
         place += op_words(code);
     }
@@ -2370,34 +2457,36 @@ const char *qrn_check(const void *blob, size_t bytes) {
 
 /* ----------------------------------------------------------------------------------------------------------- running */
 
-static size_t scratch_of(const uint8_t *blob, uint32_t code, const uint32_t *op, int fast) {
+static size_t scratch_of(const uint8_t *blob, uint32_t code, const uint32_t *op, int fast, size_t lanes) {
     if (code == QRN_OP_CONV) { /* what is faster does not always take more */
-        size_t most = conv_of(blob, op, 1).scratch;
-        return fast ? most : smaller(most, conv_of(blob, op, 0).scratch);
+        size_t most = conv_of(blob, op, 1, lanes).scratch;
+        return fast ? most : smaller(most, conv_of(blob, op, 0, lanes).scratch);
     }
     if (code == QRN_OP_LINEAR) {
         weights w = weights_of(blob, op + QRN_LINEAR_WEIGHTS, op[QRN_LINEAR_X_DTYPE] == QRN_I8);
-        return linear_of(&w, op[QRN_LINEAR_CHANNELS]).scratch;
+        return linear_of(&w, op[QRN_LINEAR_CHANNELS], lanes).scratch;
     }
     if (code == QRN_OP_RECURRENT) {
         weights w = weights_of(blob, op + QRN_RECURRENT_WEIGHTS, 0);
-        return linear_of(&w, w.taps).scratch;
+        return linear_of(&w, w.taps, lanes).scratch;
     }
     return 0;
 }
 
 /* Tensors, then scratch memory. A vector may read past the end of a tensor, so there is always something behind the last. */
-static size_t scratch_start(const void *blob) { return (((const uint32_t *)blob)[QRN_HEADER_TENSORS] + 31 + 32) & ~(size_t)31; }
+static size_t scratch_start(const void *blob, size_t lanes) {
+    return rounded(((const uint32_t *)blob)[QRN_HEADER_TENSORS] + 32, lanes);
+}
 
 static const uint32_t *first_op(const void *blob) { return tensor_words(blob, qrn_inputs(blob) + qrn_outputs(blob)); }
 
-size_t qrn_arena(const void *blob, int fast) {
+size_t qrn_arena(const void *blob, int which) {
     const uint32_t *op = first_op(blob);
-    size_t most = 0, n;
+    size_t most = 0, n, lanes = which == QRN_LEAST_ON_DEVICE ? 1 : LANES;
     for (n = 0; n < ((const uint32_t *)blob)[QRN_HEADER_OPS]; n++, op += 2 + op[1]) {
-        most = larger(most, scratch_of((const uint8_t *)blob, op[0], op + 2, fast));
+        most = larger(most, scratch_of((const uint8_t *)blob, op[0], op + 2, which == QRN_FASTEST, lanes));
     }
-    return scratch_start(blob) + most;
+    return scratch_start(blob, lanes) + most;
 }
 
 size_t qrn_inputs(const void *blob) { return ((const uint32_t *)blob)[QRN_HEADER_INPUTS]; }
@@ -2410,36 +2499,37 @@ int qrn_run(const void *blob, void *arena, size_t arena_bytes, const void *const
     machine m;
     size_t n, ops = ((const uint32_t *)blob)[QRN_HEADER_OPS];
     m.blob = (const uint8_t *)blob;
-    if (arena_bytes < scratch_start(blob)) return QRN_ARENA_TOO_SMALL;
+    if (arena_bytes < scratch_start(blob, LANES)) return QRN_ARENA_TOO_SMALL;
     m.arena = (uint8_t *)arena;
-    m.scratch = m.arena + scratch_start(blob);
-    m.scratch_bytes = arena_bytes - scratch_start(blob);
+    m.scratch = m.arena + scratch_start(blob, LANES);
+    m.scratch_bytes = arena_bytes - scratch_start(blob, LANES);
     for (n = 0; n < qrn_inputs(blob); n++) {
         memcpy(m.arena + tensor_words(blob, n)[2 + QRN_AXES], inputs[n], qrn_bytes(qrn_input(blob, n)));
     }
     for (n = 0; n < ops; n++, op += 2 + op[1]) {
         const uint32_t *arguments = op + 2;
         int failed = 0;
+#define CASE(name, call) \
+    case QRN_OP_##name:  \
+        if (HAS(QRN_OP_##name)) call; \
+        break
         switch (op[0]) {
-        case QRN_OP_CONV: failed = run_conv(&m, arguments); break;
-        case QRN_OP_LINEAR: failed = run_linear(&m, arguments); break;
-        case QRN_OP_RECURRENT: failed = run_recurrent(&m, arguments); break;
-        case QRN_OP_NEST: run_nest(&m, arguments); break;
-        case QRN_OP_UNARY:
-            unary(arguments[QRN_UNARY_KIND], (const float *)at(&m, arguments[QRN_UNARY_X]),
-                  (float *)out_at(&m, arguments[QRN_UNARY_Y]), arguments[QRN_UNARY_COUNT], as_float(arguments[QRN_UNARY_A]),
-                  as_float(arguments[QRN_UNARY_B]));
-            break;
-        case QRN_OP_POOL: run_pool(&m, arguments); break;
-        case QRN_OP_EMBED: failed = run_embed(&m, arguments); break;
-        case QRN_OP_ARGMAX: run_argmax(&m, arguments); break;
-        case QRN_OP_TABLE: run_table(&m, arguments); break;
-        case QRN_OP_PIXELS: run_pixels(&m, arguments); break;
-        case QRN_OP_QUANTIZE: run_quantize(&m, arguments); break;
-        case QRN_OP_DEQUANTIZE: run_dequantize(&m, arguments); break;
-        case QRN_OP_RESIZE: run_resize(&m, arguments); break;
-        default: run_add_i8(&m, arguments); break;
+            CASE(CONV, failed = run_conv(&m, arguments));
+            CASE(LINEAR, failed = run_linear(&m, arguments));
+            CASE(RECURRENT, failed = run_recurrent(&m, arguments));
+            CASE(NEST, run_nest(&m, arguments));
+            CASE(UNARY, run_unary(&m, arguments));
+            CASE(POOL, run_pool(&m, arguments));
+            CASE(EMBED, failed = run_embed(&m, arguments));
+            CASE(ARGMAX, run_argmax(&m, arguments));
+            CASE(TABLE, run_table(&m, arguments));
+            CASE(PIXELS, run_pixels(&m, arguments));
+            CASE(QUANTIZE, run_quantize(&m, arguments));
+            CASE(DEQUANTIZE, run_dequantize(&m, arguments));
+            CASE(RESIZE, run_resize(&m, arguments));
+            CASE(ADD_I8, run_add_i8(&m, arguments));
         }
+#undef CASE
         if (failed) return failed;
     }
     for (n = 0; n < qrn_outputs(blob); n++) {
