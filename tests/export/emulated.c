@@ -7,7 +7,7 @@
 #include <string.h>
 
 enum { SYS_OPEN = 0x01, SYS_WRITE = 0x05, SYS_READ = 0x06, READ_BYTES = 1, WRITE_BYTES = 5 };
-enum { BLOB = 1 << 20, ARENA = 1 << 20, DATA = 1 << 18, PAINTED = 1 << 14, TENSORS = 8 };
+enum { BLOB = 1 << 20, ARENA = 1 << 20, DATA = 1 << 18, PAINTED = 1 << 14, TENSORS = 64 };
 #define PAINT 0xa5c3960fu
 
 static uint32_t blob[BLOB / 4], arena[ARENA / 4], given_numbers[DATA / 4], found_numbers[DATA / 4];

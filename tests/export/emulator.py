@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from quern.export._mcu import _operations
 from quern.runtime import PackedNetwork
 
 HERE = Path(__file__).parent
@@ -67,6 +68,17 @@ def run(program: Path, jobs: Sequence[tuple[bytes, Sequence[np.ndarray]]], folde
         results.append(Found(arena, stack, check_stack, ticks * INSTRUCTIONS_PER_TICK / count, outputs))
     assert place == len(content)
     return results
+
+
+def operations(content: bytes) -> set[int]:
+    """The codes of a packed network's operations."""
+    return _operations(struct.unpack(f"<{len(content) // 4}I", content))
+
+
+def flash(program: Path) -> int:
+    """Bytes of a program that lie in flash: code, constants, and what numbers in memory begin as."""
+    text, data = said(["arm-none-eabi-size", str(program)], program.parent).splitlines()[1].split()[:2]
+    return int(text) + int(data)
 
 
 def command(program: Path) -> list[str]:

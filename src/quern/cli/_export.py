@@ -1,6 +1,7 @@
 """``quern export``."""
 
 import json
+import shlex
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from quern.export import PackedReport, Pixels
+    from quern.runtime import PackedNetwork
 
 EXAMPLES = """
 Examples:
@@ -33,6 +35,8 @@ Examples:
   quern export small.safetensors small.pt2
 
   quern export runs/demo small.qrn --pixels uint8 --dtype int8    (for the C runtime: quern.runtime, any device)
+
+  quern export runs/demo device/ --mcu --dtype int8    (a folder in C for a microcontroller: make run-m4 there)
 """
 
 
@@ -42,14 +46,20 @@ SUFFIXES = (".onnx", ".pt2", ".qrn")
 def export(
     model: ModelFile,
     out: Annotated[Path, typer.Argument(help="File to write: .onnx, .pt2 for torch.export, .qrn for the C runtime.")],
+    mcu: Annotated[
+        bool, typer.Option("--mcu", help="Write a new folder in C that builds for a microcontroller, raw bytes in.")
+    ] = False,
     dtype: Annotated[
         Literal["float32", "float16", "int8"],
-        typer.Option(metavar="<type>", help="Numbers of a .qrn file: float32, float16 (weights) or int8."),
+        typer.Option(metavar="<type>", help="Numbers of a .qrn file or --mcu: float32, float16 (weights) or int8."),
     ] = "float32",
     pixels: Annotated[
-        Literal["none", "uint8", "float32"],
-        typer.Option(help="Take raw images, bytes or numbers from 0 to 1, and normalise them inside."),
-    ] = "none",
+        Literal["none", "uint8", "float32"] | None,
+        typer.Option(
+            help="Take raw images, bytes or numbers from 0 to 1, and normalise them inside. [none, with --mcu uint8]",
+            show_default=False,
+        ),
+    ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Weights and activations in 8 bits (.onnx).")] = False,
     calibration: Annotated[int, typer.Option(help="Training images to find the ranges of int8 with.")] = 512,
     dataset: DatasetToCheck = None,
@@ -57,26 +67,31 @@ def export(
     json_: Json = False,
 ) -> None:
     """Write a network for other programs, checked against the original on real images first."""
-    if out.suffix not in SUFFIXES:
+    if not mcu and out.suffix not in SUFFIXES:
         raise QuernError(
             f"{out} ends in neither {', '.join(SUFFIXES[:-1])} nor .qrn, so it is not clear what to write."
         )
-    if int8 and out.suffix != ".onnx":
-        raise QuernError("--int8 is for .onnx files: say --dtype int8 for a .qrn file.")
-    if dtype != "float32" and out.suffix != ".qrn":
-        raise QuernError("--dtype is for .qrn files: say --int8 for an .onnx file in 8 bits.")
+    if mcu and out.suffix in SUFFIXES:
+        raise QuernError(f"--mcu writes a folder, but {out} is the name of a file: leave one of them.")
+    if int8 and (mcu or out.suffix != ".onnx"):
+        raise QuernError("--int8 is for .onnx files: say --dtype int8 for a .qrn file or --mcu.")
+    if dtype != "float32" and not mcu and out.suffix != ".qrn":
+        raise QuernError("--dtype is for .qrn files and --mcu: say --int8 for an .onnx file in 8 bits.")
     if calibration < 1:
         raise QuernError(f"--calibration is {calibration}, but there must be at least one image.")
-    check_out(out)
+    check_out(out, folder=mcu)
     import torch  # only now: it takes seconds, and what is wrong with the command is said at once
 
     from quern import export as exporting
+    from quern import runtime
 
     network, header = open_network(model)
     images = images_to_check(header, dataset, data_dir, model)
     if (int8 or dtype == "int8") and images is None:
         raise QuernError("int8 needs images to find the ranges of numbers with: say --dataset.")
-    raw = _pixels(header, pixels, model)
+    if mcu and images is None:
+        raise QuernError("--mcu needs an image to put in the folder: say --dataset.")
+    raw = _pixels(header, pixels or ("uint8" if mcu else "none"), model)
     if raw is not None and images is not None and raw.top != images.top:
         raise QuernError(
             f"white is {raw.top} in the images of the network and {images.top} in those of {images.name}: "
@@ -105,9 +120,18 @@ def export(
     console = err_console if json_ else out_console
     result: dict[str, Any] = {"file": printable(out)}
     tests = None if images is None else (prepared(images.test.pixels), images.test.labels)
-    if out.suffix == ".qrn":
-        report = exporting.to_packed(network, out, typical() if dtype == "int8" else example, dtype=dtype, pixels=raw)
-        result |= _packed(report, network, dtype, tests, raw, console)
+    if mcu or out.suffix == ".qrn":
+        given = typical() if dtype == "int8" else example
+        if mcu:
+            made = exporting.to_mcu(network, out, given, example[0], dtype=dtype, pixels=raw)
+            report, packed = made.packed, made.network
+            result |= {"device_arena": made.network.device_arena, "image_class": made.image_class}
+        else:
+            report = exporting.to_packed(network, out, given, dtype=dtype, pixels=raw)
+            packed = runtime.load(out)
+        result |= _packed(report, packed, network, dtype, tests, raw, console)
+        if mcu:
+            say(f"{printable(out)} builds by itself: make -C {printable(shlex.quote(str(out)))} host", console)
         if json_:
             typer.echo(json.dumps(result))
         return
@@ -136,18 +160,20 @@ def _lost(before: float, after: float) -> str:
 
 
 def _packed(
-    report: "PackedReport", network: "nn.Module", dtype: str, tests: Any, raw: "Pixels | None", console: "Console"
+    report: "PackedReport",
+    packed: "PackedNetwork",
+    network: "nn.Module",
+    dtype: str,
+    tests: Any,
+    raw: "Pixels | None",
+    console: "Console",
 ) -> dict[str, Any]:
     """What is said of a packed network, and as numbers."""
     import torch
     from rich.table import Table
 
-    from quern import runtime
-
-    what = f"{printable(report.path)}: {report.bytes:,} bytes, {report.least_arena:,} bytes of working memory"
-    if report.arena > report.least_arena:
-        what += f" ({report.arena:,} to be fastest)"
-    say(what, console)
+    what = f"{printable(report.path)}: {report.bytes:,} bytes, {report.arena:,} bytes of working memory"
+    say(f"{what}; on a microcontroller {report.ram:,}, stack included", console)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("layer", "stored", "of", "storage", "bytes"):
         table.add_column(name, justify="left" if name in ("layer", "storage") else "right", no_wrap=True)
@@ -156,11 +182,11 @@ def _packed(
         table.add_row(layer.name, f"{layer.stored:,}", f"{layer.total:,}", kind, f"{layer.bytes:,}")
     console.print(table)
     result = {"bytes": report.bytes, "arena": report.arena, "least_arena": report.least_arena}
-    result |= {"difference": report.difference, "layers": [asdict(layer) for layer in report.layers]}
+    result |= {"ram": report.ram, "difference": report.difference, "layers": [asdict(layer) for layer in report.layers]}
     said = f"scores within {report.difference:.1e} of the network's"
     if tests is not None:
         images, labels = tests
-        scores = torch.from_numpy(runtime.load(report.path)(images.numpy()))
+        scores = torch.from_numpy(packed(images.numpy()))
         result["accuracy"] = float((scores.argmax(1) == labels).float().mean())
         said += f", {result['accuracy']:.2%} of the test images right"
         if dtype != "float32":

@@ -439,6 +439,7 @@ typedef struct {
     size_t sets, units, pitch, plane;       /* of the planes that are multiplied */
     size_t padded, padded_pitch;            /* of a plane with its borders */
     size_t out[2], vectors, row; /* positions; vectors of them; numbers from row to row of the results */
+    size_t strip;                /* so many rows of all outputs are made before the next ones */
     int by_rows, in_place, gathered, whole; /* whole: eight products a quaternion for a block of outputs at once, or a block of real outputs */
     size_t planes_at, padded_at, places_at, stored_at, kernel_at, ones_at, units_at, sums_at, block_at, scratch;
 } convolution;
@@ -488,6 +489,8 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     c.by_rows = rows <= flat;
     c.vectors = c.by_rows ? rows : flat;
     c.row = c.by_rows ? (c.out[1] + lanes - 1) / lanes * lanes : c.pitch;
+    /* Without vectors memory is short as well: some 64 positions are enough to make up for reading the weights again. */
+    c.strip = lanes > 1 ? c.out[0] : smaller(c.out[0], ((64 + c.out[1] - 1) / c.out[1] + 1) & ~(size_t)1);
     stored = first_unit(&c.w, c.w.outputs);
     /* Half of the products for all of the places, and units that are not all there have to be put in their places first:
      * worth it from about two thirds of them on, in int8 if none is missing. */
@@ -521,6 +524,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     c.places_at = reserve(&used, lanes, 4 * taps);
     c.stored_at = reserve(&used, lanes, c.w.starts && !c.whole ? 4 * c.w.taps : 0);
     c.units_at = reserve(&used, lanes, !c.whole ? working_bytes(&c.w, lanes) : pairs ? 0 : 16 * c.w.taps * c.w.components);
+    if (lanes == 1) c.vectors = c.strip * c.out[1];
     c.sums_at = reserve(&used, lanes, 4 * (c.w.components * c.vectors * lanes * (c.whole ? BLOCK : 1) + 3 * lanes));
     c.block_at = c.whole ? reserve(&used, lanes, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
     c.scratch = used;
@@ -1429,12 +1433,13 @@ static void finish_i8(const finishing *f, const int32_t *sums, size_t count, siz
     }
 }
 
-/* The sums of output `o`, `components` planes of them, to their places in `y`. Sums are overwritten. */
-static void finish_output(const convolution *c, const finishing *f, int pool, void *sums, size_t o, void *y) {
-    size_t m, stride = c->vectors * LANES, count;
-    size_t size = pool ? (c->out[0] / 2) * (c->out[1] / 2) : c->out[0] * c->out[1];
+/* The sums of output `o`, `components` planes of them, to their places in `y`, from row `top` of `height` on. Sums are
+ * overwritten. */
+static void finish_output(const convolution *c, const finishing *f, int pool, void *sums, size_t o, size_t top, size_t height,
+                          void *y) {
+    size_t m, stride = c->vectors * LANES, count, by = pool ? 2 : 1, size = height / by * (c->out[1] / by);
     for (m = 0; m < c->w.components; m++) {
-        size_t first = (m * c->w.outputs + o) * size;
+        size_t first = (m * c->w.outputs + o) * size + top / by * (c->out[1] / by);
         if (c->w.pairs) {
             int32_t *plane = (int32_t *)sums + m * stride;
             count = gather_i8(plane, c->row, c->out, pool);
@@ -1466,7 +1471,7 @@ static int run_conv(const machine *m, const uint32_t *op) {
     float *ones = is_none(op[QRN_CONV_CONSTANT]) ? NULL : (float *)(void *)(m->scratch + c.ones_at);
     float *sums = (float *)(void *)(m->scratch + c.sums_at), *units = (float *)(void *)(m->scratch + c.units_at);
     const float *planes = c.in_place ? (const float *)x : (const float *)(const void *)(m->scratch + c.planes_at);
-    size_t per_group = c.w.outputs / c.groups, group_units = c.units / c.groups, n, k, g, o;
+    size_t per_group = c.w.outputs / c.groups, group_units = c.units / c.groups, height = c.out[0], top, n, k, g, o;
     if (c.scratch > m->scratch_bytes) return QRN_ARENA_TOO_SMALL;
     if (!c.in_place && c.w.pairs) {
         prepare_pairs(&c, (const int8_t *)x, (int32_t)op[QRN_CONV_QUANT + QRN_Q_X_ZERO],
@@ -1495,47 +1500,51 @@ static int run_conv(const machine *m, const uint32_t *op) {
         if (c.gathered) gather_taps(&c, padded, ones);
         memset(ones + c.plane, 0, 4 * LANES);
     }
-    for (g = 0; g < c.groups; g++) {
-        const float *source = planes + g * group_units * c.plane;
-        size_t last = (g + 1) * per_group, many;
-        for (o = g * per_group; o < last; o += many) {
-            size_t b, count = unit_count(&c.w, o);
-            many = c.whole ? smaller(BLOCK, last - o) : 1;
+    for (top = 0; top < height; top += c.strip) {
+        c.out[0] = smaller(c.strip, height - top);
+        if (LANES == 1) c.vectors = c.out[0] * c.out[1];
+        for (g = 0; g < c.groups; g++) {
+            const float *source = planes + g * group_units * c.plane + top * c.pitch;
+            size_t last = (g + 1) * per_group, many;
+            for (o = g * per_group; o < last; o += many) {
+                size_t b, count = unit_count(&c.w, o);
+                many = c.whole ? smaller(BLOCK, last - o) : 1;
 #if LANES > 1
-            if (c.whole) {
-                float *block = (float *)(void *)(m->scratch + c.block_at);
-                if (c.w.pairs) {
-                    outputs_i8(&c, (const int32_t *)(const void *)source, place, o, many,
-                               (int32_t *)(void *)block, (int32_t *)(void *)sums);
-                } else if (c.w.components == 4) hadamard_outputs(&c, source, place, o, many, units, block, sums);
-                else real_outputs(&c, source, place, o, many, units, block, sums);
-            } else
+                if (c.whole) {
+                    float *block = (float *)(void *)(m->scratch + c.block_at);
+                    if (c.w.pairs) {
+                        outputs_i8(&c, (const int32_t *)(const void *)source, place, o, many,
+                                   (int32_t *)(void *)block, (int32_t *)(void *)sums);
+                    } else if (c.w.components == 4) hadamard_outputs(&c, source, place, o, many, units, block, sums);
+                    else real_outputs(&c, source, place, o, many, units, block, sums);
+                } else
 #endif
-            {
-                float bias[4];
-                int32_t bias_i8[4];
-                for (b = 0; b < c.w.components; b++) {
-                    if (c.w.pairs) bias_i8[b] = ((const int32_t *)c.w.bias)[b * c.w.outputs + o];
-                    else bias[b] = ((const float *)c.w.bias)[b * c.w.outputs + o];
+                {
+                    float bias[4];
+                    int32_t bias_i8[4];
+                    for (b = 0; b < c.w.components; b++) {
+                        if (c.w.pairs) bias_i8[b] = ((const int32_t *)c.w.bias)[b * c.w.outputs + o];
+                        else bias[b] = ((const float *)c.w.bias)[b * c.w.outputs + o];
+                    }
+                    if (c.w.starts) stored_taps(&c.w, o, place, stored);
+                    if (c.w.pairs) {
+                        const int32_t *w = pairs_of(&c.w, o, (int32_t *)(void *)units);
+                        output_i8(&c, (const int32_t *)(const void *)source, taps, w, count, bias_i8, (int32_t *)(void *)sums);
+                    } else {
+                        const float *w = floats_of(&c.w, o, units);
+                        if (c.w.components == 1) real_output(&c, source, taps, w, count, bias[0], sums);
+                        else quaternion_output(&c, source, taps, w, count, bias, sums);
+                    }
                 }
-                if (c.w.starts) stored_taps(&c.w, o, place, stored);
-                if (c.w.pairs) {
-                    const int32_t *w = pairs_of(&c.w, o, (int32_t *)(void *)units);
-                    output_i8(&c, (const int32_t *)(const void *)source, taps, w, count, bias_i8, (int32_t *)(void *)sums);
-                } else {
-                    const float *w = floats_of(&c.w, o, units);
-                    if (c.w.components == 1) real_output(&c, source, taps, w, count, bias[0], sums);
-                    else quaternion_output(&c, source, taps, w, count, bias, sums);
+                for (b = 0; b < many; b++) {
+                    float *mine = sums + b * c.w.components * c.vectors * LANES;
+                    if (ones) {
+                        const uint32_t *numbers = (const uint32_t *)at(m, op[QRN_CONV_CONSTANT]) + (o + b) * 4 * c.area;
+                        if (c.w.pairs) add_constant_i8(&c, ones + top * c.pitch, kernel, (const int32_t *)numbers, (int32_t *)(void *)mine);
+                        else add_constant(&c, ones + top * c.pitch, kernel, (const float *)(const void *)numbers, mine);
+                    }
+                    finish_output(&c, &f, pool, mine, o + b, top, height, y);
                 }
-            }
-            for (b = 0; b < many; b++) {
-                float *mine = sums + b * c.w.components * c.vectors * LANES;
-                if (ones) {
-                    const uint32_t *numbers = (const uint32_t *)at(m, op[QRN_CONV_CONSTANT]) + (o + b) * 4 * c.area;
-                    if (c.w.pairs) add_constant_i8(&c, ones, kernel, (const int32_t *)numbers, (int32_t *)(void *)mine);
-                    else add_constant(&c, ones, kernel, (const float *)(const void *)numbers, mine);
-                }
-                finish_output(&c, &f, pool, mine, o + b, y);
             }
         }
     }
@@ -2425,7 +2434,7 @@ COLD const char *qrn_check(const void *blob, size_t bytes) {
     end = bytes / 4;
     if (place > end) return "it is cut short";
     for (n = 0; n < tensors; n++) {
-        const uint32_t *t = tensor_words(blob, n);
+        const uint32_t *t = tensor_words(blob, (size_t)n);
         uint64_t count = 1, axis;
         if (t[0] > QRN_I32 || t[1] > QRN_AXES) return "an input or output is of no known kind";
         for (axis = 0; axis < t[1]; axis++) {
