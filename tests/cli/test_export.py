@@ -1,13 +1,15 @@
 """``quern export``."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from quern import data, io
+from quern import data, io, models, runtime
 from quern.export import accuracy
+from quern.runtime import format as qrn
 from tests.commands import here, refused
 
 
@@ -29,4 +31,42 @@ def test_raw_images_go_into_an_onnx_file_with_the_accuracy_of_the_network(run: P
 def test_what_is_wrong_is_one_sentence(run: Path, tmp_path: Path) -> None:
     assert "neither .onnx, .pt2 nor .qrn" in refused("export", run, tmp_path / "x.tflite")
     assert "--int8 is for .onnx" in refused("export", run, tmp_path / "x.pt2", "--int8")
+    assert "--dtype is for .qrn files and --mcu" in refused("export", run, tmp_path / "x.onnx", "--dtype", "int8")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_folder_for_a_microcontroller(small: Path, tmp_path: Path) -> None:
+    """It takes bytes, and says of the network what the file for the same runtime does."""
+    device = tmp_path / "device"
+    made = json.loads(here("export", small, device, "--mcu", "--dtype", "int8", "--calibration", 64, "--json")[0])
+    options = ("--pixels", "uint8", "--dtype", "int8", "--calibration", 64, "--json")
+    file = json.loads(here("export", small, tmp_path / "small.qrn", *options)[0])
+    same = ("bytes", "arena", "least_arena", "ram", "accuracy", "layers")
+    assert {name: made[name] for name in same} == {name: file[name] for name in same}
+    network = runtime.load(tmp_path / "small.qrn")
+    assert network.ram == made["ram"] == made["device_arena"] + qrn.STACK
+    first = data.digits().test.pixels[:1]
+    assert made["image_class"] == int(network(first.numpy()).argmax())
+    words = re.findall(r"0x([0-9a-f]{8})", (device / "network.c").read_text())
+    assert b"".join(int(word, 16).to_bytes(4, "little") for word in words) == (tmp_path / "small.qrn").read_bytes()
+    assert "const uint8_t image[64]" in (device / "network.c").read_text()
+    assert f"make -C {tmp_path / 'again'} host" in here("export", small, tmp_path / "again", "--mcu")[0]
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert "something in it; give another folder" in refused("export", small, device, "--mcu")
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_what_is_wrong_with_a_folder_is_one_sentence(run: Path, tmp_path: Path) -> None:
+    new, file = tmp_path / "new", tmp_path / "file"
+    file.write_text("mine")
+    assert "it is no folder" in refused("export", run, file, "--mcu")
+    assert "there is no folder" in refused("export", run, new / "deeper", "--mcu")
+    assert "the name of a file" in refused("export", run, tmp_path / "x.qrn", "--mcu")
+    assert "say --dtype int8" in refused("export", run, new, "--mcu", "--int8")
+    own = tmp_path / "own.safetensors"  # of a network that says nothing of its images
+    io.save(models.digits_qcnn(), own)
+    _, said = here("export", own, new, "--mcu", code=1)
+    assert said.splitlines()[-1] == "quern: --mcu needs an image to put in the folder: say --dataset."
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "own.safetensors"]
+    assert file.read_text() == "mine"

@@ -215,5 +215,7 @@ def _pixels(header: dict[str, Any], kind: Literal["none", "uint8", "float32"], p
         return None
     images = header.get("images") or {}
     if "mean" not in images or "std" not in images:
-        raise QuernError(f"{path} does not say how its images are normalised: save it with images=, or leave --pixels.")
+        raise QuernError(
+            f"{path} does not say how its images are normalised: save it with images=, or say --pixels none."
+        )
     return Pixels(tuple(images["mean"]), tuple(images["std"]), kind, images.get("top", 255))
