@@ -11,7 +11,6 @@ and looked at after each run. ``--json`` keeps the rows; docs/runtime.md has the
 
 import argparse
 import json
-import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -58,7 +57,6 @@ def rows_of(what: str, path: Path, dataset: str) -> list[dict[str, Any]]:
             content = bytes(made.network._content)
             scores = made.network(images.test.pixels.numpy())
             accuracy = float((scores.argmax(1) == images.test.labels.numpy()).mean())
-            mask = re.findall(r"OPERATIONS = (\w+)", (made.folder / "network.mk").read_text())[0]
             for chip in emulator.BOARDS:
                 row: dict[str, Any] = {"what": what, "chip": chip, "dtype": dtype, "accuracy": accuracy}
                 row |= {"network": len(content), "image": given[0].nbytes, "data": dataset}
@@ -67,7 +65,7 @@ def rows_of(what: str, path: Path, dataset: str) -> list[dict[str, Any]]:
                     if prefix == "plain_" and chip == "m3":  # it has no others
                         continue
                     emulator.said(["make", "-s", "-B", f"{chip}.elf", f"MORE={flag}"], made.folder)
-                    program = emulator.build(chip, folder, f"-DQRN_OPS={mask}", flag)
+                    program = emulator.build(chip, folder, flag, parts=made.folder)
                     found = measured(program, content, given, folder)
                     check(scores[:IMAGES], found.outputs[0], exact=dtype == "int8")
                     row[f"{prefix}flash"] = emulator.flash(made.folder / f"{chip}.elf")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from quern.export._mcu import _operations
 from quern.runtime import PackedNetwork
 
 HERE = Path(__file__).parent
@@ -32,13 +31,16 @@ class Found:
     outputs: list[np.ndarray]
 
 
-def build(chip: str, out: Path, *flags: str) -> Path:
-    """The program that runs packed networks, for "m4" or "m3", with the flags of an exported folder."""
+def build(chip: str, out: Path, *flags: str, parts: Path | None = None) -> Path:
+    """The program that runs packed networks, for "m4" or "m3", with the flags of an exported folder; with ``parts``,
+    such a folder, those of the runtime that it has."""
     made = out / f"{chip}.elf"
     board = SOURCE / "export" / "mcu"
     runtime = SOURCE / "runtime"
     sources = f"{HERE / 'emulated.c'} {runtime / 'quern_rt.c'}"
     more = f"-I{runtime} {' '.join(flags)}"
+    if parts is not None:
+        shutil.copy(parts / "network.mk", out)
     arguments = [f"{chip}.elf", f"SOURCES={sources}", f"BOARD={board}", f"MORE={more}"]
     said(["make", "--always-make", "--file", str(board / "Makefile"), *arguments], out)
     return made
@@ -68,11 +70,6 @@ def run(program: Path, jobs: Sequence[tuple[bytes, Sequence[np.ndarray]]], folde
         results.append(Found(arena, stack, check_stack, ticks * INSTRUCTIONS_PER_TICK / count, outputs))
     assert place == len(content)
     return results
-
-
-def operations(content: bytes) -> set[int]:
-    """The codes of a packed network's operations."""
-    return _operations(struct.unpack(f"<{len(content) // 4}I", content))
 
 
 def flash(program: Path) -> int:

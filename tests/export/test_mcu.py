@@ -3,6 +3,7 @@
 What needs the ARM compiler and the emulator is skipped, loudly, where they are missing: ``make mcu`` installs them.
 """
 
+import ctypes
 import random
 import re
 import subprocess
@@ -18,12 +19,13 @@ from quern import export, models, runtime
 from quern import nn as qnn
 from quern.errors import ExportError
 from quern.export import Pixels
+from quern.export._mcu import activations, operations
 from quern.export._packed import pack
 from quern.export._program import Program
 from quern.runtime import format as qrn
 from tests import networks
 from tests.export import emulator
-from tests.runtime.compilers import COMPILERS
+from tests.runtime.compilers import COMPILERS, compiled
 from tests.runtime.mutations import corpus
 from tests.runtime.test_runtime import inputs_of, outputs_of
 
@@ -165,7 +167,8 @@ def test_memory_and_numbers_of_every_operation(program: Path, tmp_path: Path) ->
     but for rounding."""
     given = [(n, inputs_of(n, 1)) for n in [*map(runtime.PackedNetwork, corpus()), *_drawn(6)]]
     found = emulator.run(program, [(bytes(n._content), inputs) for n, inputs in given], tmp_path)
-    assert {code for n, _ in given for code in emulator.operations(bytes(n._content))} == set(range(1, 15))
+    words = [np.frombuffer(n._content, np.uint32).tolist() for n, _ in given]
+    assert set().union(*map(operations, words)) == {*range(1, 15), qrn.PRODUCTS_F32, qrn.PRODUCTS_I8}
     for (network, inputs), one in zip(given, found, strict=True):
         assert one.arena == network.device_arena
         assert one.arena + max(one.stack, one.check_stack) <= network.ram
@@ -224,3 +227,33 @@ def test_numbers_in_float_go_in_exactly(tmp_path: Path) -> None:
     emulator.said(build, tmp_path)
     printed = emulator.said([str(tmp_path / "bits")], tmp_path)
     assert list(map(int, printed.split())) == image.numpy().view(np.uint32).tolist()
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_what_a_network_does_not_have_is_left_out_and_refused(tmp_path: Path) -> None:
+    """Every network of the corpus is taken by a build for it, and those that have more are not."""
+    blobs = corpus()[::3]
+    masks = []
+    for blob in blobs:
+        words = np.frombuffer(blob, np.uint32).tolist()
+        masks.append((operations(words), activations(words)))
+    few = min(range(len(blobs)), key=lambda n: (len(masks[n][0] & {qrn.OP_CONV}) == 0, len(masks[n][0])))
+    bits = [sum(1 << bit for bit in mask) for mask in masks[few]]
+    out = tmp_path / "few.so"
+    flags = [
+        f"-DQRN_BUILD_OPS={bits[0]}u",
+        f"-DQRN_BUILD_ACTIVATIONS={bits[1]}u",
+        "-DLANES=1",
+        "-O1",
+        "-Wall",
+        "-Werror",
+    ]
+    compiled("gcc", out, "-shared", "-fPIC", *flags)
+    library = ctypes.CDLL(str(out))
+    library.qrn_check.restype = ctypes.c_char_p
+    library.qrn_check.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    for blob, (codes, kinds) in zip(blobs, masks, strict=True):
+        held = np.frombuffer(blob, np.uint8).copy()
+        taken = library.qrn_check(held.ctypes.data, len(blob)) is None
+        assert taken == (codes <= masks[few][0] and kinds <= masks[few][1])

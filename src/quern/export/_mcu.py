@@ -1,7 +1,7 @@
 """Networks for microcontrollers: a folder in C that builds by itself."""
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -84,9 +84,6 @@ def _network_files(content: bytes, image: np.ndarray, numbers: dict[str, int], d
     words = struct.unpack(f"<{len(content) // 4}I", content)
     kind = _TYPES[image.dtype]
     pixels = map(str if kind == "uint8_t" else _c_float, image.flatten().tolist())
-    names = {code: name for name, code in qrn.NUMBERS.items() if name.startswith("OP_")}
-    used = sorted(_operations(words))
-    mask = sum(1 << code for code in used)
     return {
         "network.h": f"""/* A packed network in {dtype}, and an image that it takes. Written by quern export. */
 #ifndef NETWORK_H
@@ -111,22 +108,42 @@ const {kind} image[{image.size}] = {{
 const uint32_t network[NETWORK_BYTES / 4] = {{
 {_lines((f"0x{word:08x}" for word in words), 8)}}};
 """,
-        "network.mk": f"""# The operations of the network, the only ones that the runtime is built with: {
-            ", ".join(names[code].removeprefix("OP_").lower() for code in used)
-        }.
-OPERATIONS = 0x{mask:x}
+        "network.mk": f"""# What the network has, a bit for each (quern_rt.h): the runtime is built with these alone.
+OPERATIONS = 0x{_mask(operations(words)):x}
+ACTIVATIONS = 0x{_mask(activations(words)):x}
 """,
     }
 
 
-def _operations(words: tuple[int, ...]) -> set[int]:
-    """The codes of a packed network's operations."""
+def _each(words: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+    """The code and the arguments of each operation of a packed network."""
     place = qrn.HEADER_WORDS + (words[qrn.HEADER_INPUTS] + words[qrn.HEADER_OUTPUTS]) * (3 + qrn.AXES)
-    codes = set()
     for _ in range(words[qrn.HEADER_OPS]):
-        codes.add(words[place])
+        yield words[place], words[place + 2 :]
         place += 2 + words[place + 1]
-    return codes
+
+
+def operations(words: Sequence[int]) -> set[int]:
+    """The codes of a packed network's operations, and the kinds of its products."""
+    types = {qrn.OP_CONV: qrn.CONV_X_DTYPE, qrn.OP_LINEAR: qrn.LINEAR_X_DTYPE}
+    found = set()
+    for code, arguments in _each(words):
+        found.add(code)
+        if code in types:
+            found.add(qrn.PRODUCTS_I8 if arguments[types[code]] == qrn.I8 else qrn.PRODUCTS_F32)
+        elif code == qrn.OP_RECURRENT:
+            found.add(qrn.PRODUCTS_F32)
+    return found
+
+
+def activations(words: Sequence[int]) -> set[int]:
+    """The activations of a packed network, behind products or alone."""
+    kinds = {qrn.OP_CONV: qrn.CONV_ACTIVATION, qrn.OP_LINEAR: qrn.LINEAR_ACTIVATION, qrn.OP_UNARY: qrn.UNARY_KIND}
+    return {arguments[kinds[code]] for code, arguments in _each(words) if code in kinds}
+
+
+def _mask(bits: Iterable[int]) -> int:
+    return sum(1 << bit for bit in bits)
 
 
 def _c_float(x: float) -> str:

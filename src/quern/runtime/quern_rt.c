@@ -33,11 +33,18 @@ enum { QUATERNION_VECTORS = 4, BLOCK = 8, BLOCK_VECTORS = 3 };
 enum { QUATERNION_VECTORS = 2, BLOCK = 4, BLOCK_VECTORS = 3 };
 #endif
 
-/* A bit for each operation that this build has, 1 << QRN_OP_CONV and so on: a device needs those of its networks alone. */
-#if !defined(QRN_OPS)
-#define QRN_OPS 0xffffffffu
+/* A device needs no more than its networks have. A bit for each operation of this build, 1 << QRN_OP_CONV and so on, and
+ * for each activation. */
+#if !defined(QRN_BUILD_OPS)
+#define QRN_BUILD_OPS 0xffffffffu
 #endif
-#define HAS(op) (QRN_OPS >> (op) & 1u)
+#if !defined(QRN_BUILD_ACTIVATIONS)
+#define QRN_BUILD_ACTIVATIONS 0xffffffffu
+#endif
+#define HAS(op) (QRN_BUILD_OPS >> (op) & 1u)
+#define HAS_ACTIVATION(kind) ((kind) < QRN_ACTIVATIONS && (QRN_BUILD_ACTIVATIONS >> (kind) & 1u))
+/* Whether products are of int8; the compiler knows it where the other ones are left out. */
+#define OF_I8(pairs) (HAS(QRN_PRODUCTS_I8) && (!HAS(QRN_PRODUCTS_F32) || (pairs)))
 
 #define INLINE static inline __attribute__((always_inline))
 /* Inner loops are functions of their own: inside of a larger one compilers run out of registers for the sums. */
@@ -247,32 +254,37 @@ static float erf_(float x) {
 static float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
 
 static float activate(uint32_t kind, float x, float a, float b) {
+#define CASE(name, expression)                             \
+    case QRN_##name:                                       \
+        if (HAS_ACTIVATION(QRN_##name)) return expression; \
+        break
     switch (kind) {
-    case QRN_LEAKY_RELU: return x < 0 ? a * x : x;
-    case QRN_CLAMP: return clamp(x, a, b);
-    case QRN_TANH: return tanh_(x);
-    case QRN_SIGMOID: return sigmoid(x);
-    case QRN_SILU: return x * sigmoid(x);
-    case QRN_ELU: return x > 0 ? x : a * (exp_(x) - 1.0f);
-    case QRN_CELU: return x > 0 ? x : a * (exp_(x / a) - 1.0f);
-    case QRN_SELU: return 1.05070099f * (x > 0 ? x : 1.67326324f * (exp_(x) - 1.0f));
-    case QRN_GELU: return 0.5f * x * (1.0f + erf_(x * 0.707106781f));
-    case QRN_GELU_TANH: return 0.5f * x * (1.0f + tanh_(0.797884561f * (x + 0.044715f * x * x * x)));
-    case QRN_SOFTPLUS: return a * x > b ? x : softplus(a * x) / a;
-    case QRN_MISH: return x * tanh_(softplus(x));
-    case QRN_HARDSWISH: return x * clamp(x + 3.0f, 0.0f, 6.0f) / 6.0f;
-    case QRN_HARDSIGMOID: return clamp(x + 3.0f, 0.0f, 6.0f) / 6.0f;
-    case QRN_SOFTSIGN: return x / (1.0f + (x < 0 ? -x : x));
-    case QRN_TANHSHRINK: return x - tanh_(x);
-    case QRN_LOGSIGMOID: return -softplus(-x);
-    case QRN_EXP: return exp_(x);
-    case QRN_SQRT: return sqrtf(x);
-    case QRN_RSQRT: return 1.0f / sqrtf(x);
-    case QRN_INVERSE: return x == 0 ? 0.0f : 1.0f / x;
-    case QRN_AFFINE: return a * x + b;
-    case QRN_LOG: return log_(x);
-    default: return x;
+        CASE(LEAKY_RELU, x < 0 ? a * x : x);
+        CASE(CLAMP, clamp(x, a, b));
+        CASE(TANH, tanh_(x));
+        CASE(SIGMOID, sigmoid(x));
+        CASE(SILU, x * sigmoid(x));
+        CASE(ELU, x > 0 ? x : a * (exp_(x) - 1.0f));
+        CASE(CELU, x > 0 ? x : a * (exp_(x / a) - 1.0f));
+        CASE(SELU, 1.05070099f * (x > 0 ? x : 1.67326324f * (exp_(x) - 1.0f)));
+        CASE(GELU, 0.5f * x * (1.0f + erf_(x * 0.707106781f)));
+        CASE(GELU_TANH, 0.5f * x * (1.0f + tanh_(0.797884561f * (x + 0.044715f * x * x * x))));
+        CASE(SOFTPLUS, a * x > b ? x : softplus(a * x) / a);
+        CASE(MISH, x * tanh_(softplus(x)));
+        CASE(HARDSWISH, x * clamp(x + 3.0f, 0.0f, 6.0f) / 6.0f);
+        CASE(HARDSIGMOID, clamp(x + 3.0f, 0.0f, 6.0f) / 6.0f);
+        CASE(SOFTSIGN, x / (1.0f + (x < 0 ? -x : x)));
+        CASE(TANHSHRINK, x - tanh_(x));
+        CASE(LOGSIGMOID, -softplus(-x));
+        CASE(EXP, exp_(x));
+        CASE(SQRT, sqrtf(x));
+        CASE(RSQRT, 1.0f / sqrtf(x));
+        CASE(INVERSE, x == 0 ? 0.0f : 1.0f / x);
+        CASE(AFFINE, a * x + b);
+        CASE(LOG, log_(x));
     }
+#undef CASE
+    return x;
 }
 
 static void unary(uint32_t kind, const float *x, float *y, size_t count, float a, float b) {
@@ -1440,7 +1452,7 @@ static void finish_output(const convolution *c, const finishing *f, int pool, vo
     size_t m, stride = c->vectors * LANES, count, by = pool ? 2 : 1, size = height / by * (c->out[1] / by);
     for (m = 0; m < c->w.components; m++) {
         size_t first = (m * c->w.outputs + o) * size + top / by * (c->out[1] / by);
-        if (c->w.pairs) {
+        if (OF_I8(c->w.pairs)) {
             int32_t *plane = (int32_t *)sums + m * stride;
             count = gather_i8(plane, c->row, c->out, pool);
             finish_i8(f, plane, count, o, first, y);
@@ -1473,7 +1485,7 @@ static int run_conv(const machine *m, const uint32_t *op) {
     const float *planes = c.in_place ? (const float *)x : (const float *)(const void *)(m->scratch + c.planes_at);
     size_t per_group = c.w.outputs / c.groups, group_units = c.units / c.groups, height = c.out[0], top, n, k, g, o;
     if (c.scratch > m->scratch_bytes) return QRN_ARENA_TOO_SMALL;
-    if (!c.in_place && c.w.pairs) {
+    if (!c.in_place && OF_I8(c.w.pairs)) {
         prepare_pairs(&c, (const int8_t *)x, (int32_t)op[QRN_CONV_QUANT + QRN_Q_X_ZERO],
                       (int32_t *)(void *)(m->scratch + c.planes_at), (int32_t *)(void *)(m->scratch + c.padded_at));
     } else if (!c.in_place) {
@@ -1523,11 +1535,11 @@ static int run_conv(const machine *m, const uint32_t *op) {
                     float bias[4];
                     int32_t bias_i8[4];
                     for (b = 0; b < c.w.components; b++) {
-                        if (c.w.pairs) bias_i8[b] = ((const int32_t *)c.w.bias)[b * c.w.outputs + o];
+                        if (OF_I8(c.w.pairs)) bias_i8[b] = ((const int32_t *)c.w.bias)[b * c.w.outputs + o];
                         else bias[b] = ((const float *)c.w.bias)[b * c.w.outputs + o];
                     }
                     if (c.w.starts) stored_taps(&c.w, o, place, stored);
-                    if (c.w.pairs) {
+                    if (OF_I8(c.w.pairs)) {
                         const int32_t *w = pairs_of(&c.w, o, (int32_t *)(void *)units);
                         output_i8(&c, (const int32_t *)(const void *)source, taps, w, count, bias_i8, (int32_t *)(void *)sums);
                     } else {
@@ -1540,7 +1552,7 @@ static int run_conv(const machine *m, const uint32_t *op) {
                     float *mine = sums + b * c.w.components * c.vectors * LANES;
                     if (ones) {
                         const uint32_t *numbers = (const uint32_t *)at(m, op[QRN_CONV_CONSTANT]) + (o + b) * 4 * c.area;
-                        if (c.w.pairs) add_constant_i8(&c, ones + top * c.pitch, kernel, (const int32_t *)numbers, (int32_t *)(void *)mine);
+                        if (OF_I8(c.w.pairs)) add_constant_i8(&c, ones + top * c.pitch, kernel, (const int32_t *)numbers, (int32_t *)(void *)mine);
                         else add_constant(&c, ones + top * c.pitch, kernel, (const float *)(const void *)numbers, mine);
                     }
                     finish_output(&c, &f, pool, mine, o + b, top, height, y);
@@ -1742,7 +1754,7 @@ static void linear_row_i8(const weights *w, const linear_plan *p, uint8_t *scrat
 }
 
 static int run_linear(const machine *m, const uint32_t *op) {
-    int pairs = op[QRN_LINEAR_X_DTYPE] == QRN_I8;
+    int pairs = OF_I8(op[QRN_LINEAR_X_DTYPE] == QRN_I8);
     weights w = weights_of(m->blob, op + QRN_LINEAR_WEIGHTS, pairs);
     finishing f = finishing_of(m, op + QRN_LINEAR_ACTIVATION, op[QRN_LINEAR_Y_DTYPE], op + QRN_LINEAR_QUANT, &w);
     size_t rows = op[QRN_LINEAR_ROWS], channels = op[QRN_LINEAR_CHANNELS], parts = op[QRN_LINEAR_PARTS], row, width, p;
@@ -2156,7 +2168,8 @@ COLD static int weights_fit(const bounds *k, const uint32_t *words, int pairs, u
 
 COLD static int finishing_fits(const bounds *k, uint32_t activation, uint32_t x_dtype, uint32_t y_dtype, const uint32_t *quant,
                           uint64_t outputs) {
-    if (activation >= QRN_ACTIVATIONS || (x_dtype != QRN_F32 && x_dtype != QRN_I8)) return 0;
+    if (!HAS_ACTIVATION(activation) || (x_dtype != QRN_F32 && x_dtype != QRN_I8)) return 0;
+    if (!HAS(x_dtype == QRN_I8 ? QRN_PRODUCTS_I8 : QRN_PRODUCTS_F32)) return 0;
     if (y_dtype != QRN_F32 && !(y_dtype == QRN_I8 && x_dtype == QRN_I8)) return 0;
     if (x_dtype == QRN_I8 && !is_i8(quant[QRN_Q_X_ZERO])) return 0;
     if (y_dtype == QRN_I8) {
@@ -2309,7 +2322,7 @@ COLD static const char *check_other(bounds *k, uint32_t code, const uint32_t *op
     switch (code) {
     case QRN_OP_UNARY:
         count = op[QRN_UNARY_COUNT];
-        if (op[QRN_UNARY_KIND] >= QRN_ACTIVATIONS || !in_arena(k, op[QRN_UNARY_X], count, 4) || !in_arena(k, op[QRN_UNARY_Y], count, 4))
+        if (!HAS_ACTIVATION(op[QRN_UNARY_KIND]) || !in_arena(k, op[QRN_UNARY_X], count, 4) || !in_arena(k, op[QRN_UNARY_Y], count, 4))
             return wrong;
         return worked(k, count) ? NULL : wrong;
     case QRN_OP_EMBED:

@@ -63,7 +63,9 @@ enum {
     QRN_OP_QUANTIZE = 11,
     QRN_OP_DEQUANTIZE = 12,
     QRN_OP_RESIZE = 13,   /* bilinear */
-    QRN_OP_ADD_I8 = 14
+    QRN_OP_ADD_I8 = 14,
+    QRN_PRODUCTS_F32 = 30, /* no operations: bits that stand beside those of operations in QRN_BUILD_OPS (quern_rt.c) */
+    QRN_PRODUCTS_I8 = 31
 };
 
 /* The weights of a product: `components` 4 (quaternions) or 1. An output has `taps` places for a unit of weight; a unit is
