@@ -79,13 +79,14 @@ mcu: $(DEVELOP) arm
 
 # The compiler for Cortex-M and the emulator of its boards. Without them what needs them is skipped, so this never fails.
 arm:
-	@if command -v arm-none-eabi-gcc && command -v qemu-system-arm; then exit 0; fi; \
+	@READY='command -v qemu-system-arm && arm-none-eabi-gcc --specs=nano.specs -E - </dev/null'; \
+	if eval "$$READY" >/dev/null 2>&1; then exit 0; fi; \
 	ROOT=; test "$$(id -u)" = 0 || ROOT="sudo -n"; \
 	if command -v apt-get >/dev/null && { test -z "$$ROOT" || sudo -n true 2>/dev/null; }; then \
 		$$ROOT apt-get update -qq && $$ROOT apt-get install -y -qq --no-install-recommends \
 			gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm; \
 	fi; \
-	{ command -v arm-none-eabi-gcc && command -v qemu-system-arm; } || \
+	eval "$$READY" >/dev/null 2>&1 || \
 		echo "*** NO gcc-arm-none-eabi OR qemu-system-arm: the tests on emulated boards will be SKIPPED; install them by hand. ***"
 
 # Set up anew when what is to be installed has changed, and not otherwise. The demo does not wait for developers' tools.

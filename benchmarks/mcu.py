@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--json", help="also write the rows to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if not emulator.IS_HERE:
+    if not emulator.is_here():
         print("*** NO gcc-arm-none-eabi OR qemu-system-arm: NOTHING WAS MEASURED; install them by hand. ***")
         return
     source = commit()

@@ -14,9 +14,15 @@ from quern.runtime import PackedNetwork
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src" / "quern"
 BOARDS = {"m4": "mps2-an386", "m3": "mps2-an385"}  # with a floating-point unit and DSP instructions; without both
-TOOLS = ("arm-none-eabi-gcc", "qemu-system-arm", "make")
-IS_HERE = all(map(shutil.which, TOOLS))
 INSTRUCTIONS_PER_TICK = 40  # the timer has 25 MHz, and with -icount shift=0 an instruction takes a nanosecond
+
+
+def is_here() -> bool:
+    """Whether there are a compiler, with its C library, and an emulator."""
+    if not all(map(shutil.which, ("arm-none-eabi-gcc", "qemu-system-arm", "make"))):
+        return False
+    empty = ["arm-none-eabi-gcc", "--specs=nano.specs", "-E", "-"]
+    return subprocess.run(empty, input=b"", capture_output=True, check=False).returncode == 0
 
 
 @dataclass(frozen=True)

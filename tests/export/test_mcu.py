@@ -35,7 +35,7 @@ pytestmark = [
 ]
 needs_compiler = pytest.mark.skipif("gcc" not in COMPILERS, reason="NO C COMPILER: folders were not built")
 needs_emulator = pytest.mark.skipif(
-    not emulator.IS_HERE,
+    not emulator.is_here(),
     reason="NO gcc-arm-none-eabi OR qemu-system-arm: nothing was run on an emulated board; make mcu",
 )
 PIXELS = Pixels((0.3,), (0.4,), "uint8", 16)
@@ -56,7 +56,9 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="module", params=["m4", "m3"])
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What runs any packed network on an emulated board."""
-    return emulator.build(request.param, tmp_path_factory.mktemp("built"), "-Werror", "-Wconversion", "-pedantic")
+    bounded = ("-Wvla", f"-Wstack-usage={qrn.STACK}")  # warns of functions whose stack has no bound, too
+    strict = ("-Werror", "-Wconversion", "-pedantic", *bounded)
+    return emulator.build(request.param, tmp_path_factory.mktemp("built"), *strict)
 
 
 @needs_compiler
