@@ -313,7 +313,7 @@ INLINE void *out_at(const machine *m, uint32_t address) { return m->arena + addr
 INLINE int is_none(uint32_t address) { return address == (uint32_t)QRN_NONE; }
 
 /* A part of the scratch memory: rounded up, so that the next part is aligned to a vector. */
-INLINE size_t rounded(size_t bytes, size_t lanes) { return (bytes + 4 * lanes - 1) / (4 * lanes) * (4 * lanes); }
+INLINE size_t rounded(size_t bytes, size_t lanes) { return (bytes + 4 * lanes - 1) & ~(4 * lanes - 1); }
 INLINE size_t reserve(size_t *used, size_t lanes, size_t bytes) {
     size_t here = *used;
     *used += rounded(bytes, lanes);
@@ -460,6 +460,9 @@ typedef struct {
 enum { MAX_WHOLE_I8 = 4096 };
 enum { MAX_PLANES = 1 << 28 }; /* numbers in the planes of a convolution */
 
+/* Vectors of so many numbers, for LANES lanes or one. */
+INLINE size_t vectors_of(size_t count, size_t lanes) { return lanes == LANES ? (count + LANES - 1) / LANES : count; }
+
 static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, size_t lanes) {
     convolution c;
     size_t phase[2], axis, flat, rows, taps, used = 0, stored, dense, products;
@@ -496,11 +499,11 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
         c.sets = c.w.components == 1 || c.parts == 1 ? 1 : c.parts == 14 ? 3 : 4;
         c.units = c.channels;
     }
-    flat = ((c.out[0] - 1) * c.pitch + c.out[1] + lanes - 1) / lanes;
-    rows = c.out[0] * ((c.out[1] + lanes - 1) / lanes);
+    flat = vectors_of((c.out[0] - 1) * c.pitch + c.out[1], lanes);
+    rows = c.out[0] * vectors_of(c.out[1], lanes);
     c.by_rows = rows <= flat;
     c.vectors = c.by_rows ? rows : flat;
-    c.row = c.by_rows ? (c.out[1] + lanes - 1) / lanes * lanes : c.pitch;
+    c.row = c.by_rows ? vectors_of(c.out[1], lanes) * lanes : c.pitch;
     /* Without vectors memory is short as well: some 64 positions are enough to make up for reading the weights again. */
     c.strip = lanes > 1 ? c.out[0] : smaller(c.out[0], ((64 + c.out[1] - 1) / c.out[1] + 1) & ~(size_t)1);
     stored = first_unit(&c.w, c.w.outputs);
@@ -513,7 +516,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
         taps = c.units / c.groups * c.area;
     }
     if (c.whole && c.w.components == 4) c.sets = 8;
-    dense = (c.out[0] * c.out[1] + lanes - 1) / lanes;
+    dense = vectors_of(c.out[0] * c.out[1], lanes);
     products = c.whole ? (c.w.components == 4 ? 8u : 1u) * c.w.outputs * taps : stored * c.w.components * c.w.components;
     c.gathered = fast && lanes > 1 && products * (c.vectors - smaller(dense, c.vectors)) > 6 * c.sets * c.units * c.area * dense &&
                  ((uint64_t)c.sets * c.units + 1) * c.area * dense * lanes <= MAX_PLANES;
