@@ -1,7 +1,7 @@
 /* Packed networks run on an emulated Cortex-M. By semihosting it reads "given" and writes "found" in the folder that the
  * emulator runs in. Given, again and again: bytes of a network, number of inputs to run, the network, the inputs of each run
  * one after the other. Found, for each: bytes of the arena, most bytes of the stack that a run and qrn_check took, ticks of the
- * timer for each run but the first, then the outputs of all runs. All numbers are words of 32 bits. */
+ * timer for all runs, then their outputs. All numbers are words of 32 bits. */
 #include "quern_rt.h"
 
 #include <string.h>

@@ -11,7 +11,7 @@ int main(void) {
     void *outputs[] = {scores};
     const char *wrong = qrn_check(network, NETWORK_BYTES);
     int failed = wrong ? -1 : qrn_run(network, arena, sizeof arena, inputs, outputs), best = 0, n;
-    for (n = 1; n < NETWORK_CLASSES; n++) best = scores[n] > scores[best] ? n : best;
+    for (n = 1; !failed && n < NETWORK_CLASSES; n++) best = scores[n] > scores[best] ? n : best;
     board_print(failed ? "failed" : "class", failed ? failed : best);
     return failed || best != IMAGE_CLASS;
 }
