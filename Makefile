@@ -8,14 +8,14 @@ PIP = $(BIN)/pip install --disable-pip-version-check --quiet --constraint constr
 # Tests start many processes, and pytest rewrites test files: both are quicker if compiled files stay, as they do by default.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test checked unchecked check lint quick full coverage bench setup chromium clang wasm clean
+.PHONY: demo test checked unchecked check lint quick full coverage bench setup chromium clang wasm arm mcu clean
 
 demo: $(READY)
 	rm -rf runs/demo
 	$(BIN)/quern compress --max-params 1000 --threads 1 --out runs/demo
 
 # What CI runs. The checks and then the second pass go beside the first; what they print comes when they are done.
-test: $(DEVELOP) chromium clang
+test: $(DEVELOP) chromium clang arm
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target checked check unchecked
 
 checked: $(DEVELOP)
@@ -37,14 +37,14 @@ quick: lint
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --hypothesis-profile=quick -m "not unchecked and not full and not slow"
 
 # What takes longer than a test may: ten times the draws, the tests marked full, thousands of damaged files and packed networks.
-full: check chromium clang
+full: check chromium clang arm
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --hypothesis-profile=full -m "not unchecked"
 	QUERN_TYPECHECK=0 $(BIN)/python -m pytest -q -n 2 --hypothesis-profile=full -m unchecked
 	$(BIN)/python -m benchmarks.fuzz_files
 	$(BIN)/python -m benchmarks.fuzz_blobs
 
 # Lines of src/quern that the tests run, in both passes and in the processes they start.
-coverage: $(DEVELOP) chromium clang
+coverage: $(DEVELOP) chromium clang arm
 	$(BIN)/coverage erase
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not unchecked and not full" --cov --cov-report= --cov-fail-under=0
 	QUERN_TYPECHECK=0 $(BIN)/python -m pytest -q -n 2 -m "unchecked and not full" --cov --cov-append --cov-report= --cov-fail-under=0
@@ -90,6 +90,22 @@ wasm: clang
 		src/quern/runtime/quern_rt.c src/quern/runtime/wasm/multiply.c -o $(WASM) \
 		-Wl,--no-entry,--strip-all,--stack-first,-z,stack-size=65536 $(WASM_FUNCTIONS:%=-Wl,--export=%)
 	chmod -x $(WASM)
+
+# Networks on emulated microcontrollers: flash, memory, instructions for one image.
+mcu: $(DEVELOP) arm
+	$(BIN)/python -m benchmarks.mcu --json benchmarks/mcu.json
+
+# The compiler for Cortex-M and the emulator of its boards. Without them what needs them is skipped, so this never fails.
+arm:
+	@READY='command -v qemu-system-arm && arm-none-eabi-gcc --specs=nano.specs -E - </dev/null'; \
+	if eval "$$READY" >/dev/null 2>&1; then exit 0; fi; \
+	ROOT=; test "$$(id -u)" = 0 || ROOT="sudo -n"; \
+	if command -v apt-get >/dev/null && { test -z "$$ROOT" || sudo -n true 2>/dev/null; }; then \
+		$$ROOT apt-get update -qq && $$ROOT apt-get install -y -qq --no-install-recommends \
+			gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm; \
+	fi; \
+	eval "$$READY" >/dev/null 2>&1 || \
+		echo "*** NO gcc-arm-none-eabi OR qemu-system-arm: the tests on emulated boards will be SKIPPED; install them by hand. ***"
 
 # Set up anew when what is to be installed has changed, and not otherwise. The demo does not wait for developers' tools.
 $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/quern/*.c src/quern/runtime/*.[ch] src/quern/functional/native/*.[ch])

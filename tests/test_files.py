@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from quern._files import check_target, claimed, open_regular, printable, replacing, sweep, write_text
+from quern._files import check_target, claimed, making, open_regular, printable, replacing, sweep, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -229,3 +229,38 @@ with replacing(Path({str(tmp_path / "note.json")!r})):
     assert left in names(tmp_path)
     sweep(tmp_path, ["note.json"])
     assert names(tmp_path) == sorted([*theirs, ".note.json.folder.tmp"])
+
+
+def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    for _ in range(2):  # new, then empty
+        with pytest.raises(FileNotFoundError), making(folder) as temporary:
+            (temporary / "one" / "two").write_text("1")
+        assert names(tmp_path) == ([] if not folder.exists() else ["made"])
+        with making(folder) as temporary:
+            (temporary / "one").write_text("1")
+            assert not folder.exists() or names(folder) == []
+        assert names(tmp_path) == ["made"]
+        assert names(folder) == ["one"]
+        (folder / "one").unlink()
+    mask = os.umask(0o022)
+    os.umask(mask)
+    assert folder.stat().st_mode & 0o777 == 0o777 & ~mask
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    full, file, link = tmp_path / "full", tmp_path / "file", tmp_path / "link"
+    full.mkdir()
+    (full / "mine").write_text("1")
+    file.write_text("1")
+    link.symlink_to(tmp_path / "nowhere" / "else")
+    for path, said in (
+        (full, "something in it"),
+        (file, "no folder"),
+        (link, "no folder"),
+        (tmp_path / "a" / "b", "there is no folder"),
+    ):
+        with pytest.raises(OSError, match=said), making(path):
+            raise AssertionError("nothing is to be written")
+    assert names(tmp_path) == ["file", "full", "link"]
+    assert names(full) == ["mine"]

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -40,6 +41,36 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def making(folder: Path) -> Iterator[Path]:
+    """A temporary folder beside ``folder`` to write to; renamed to ``folder`` if all went well, removed if not. OSError
+    as in :func:`check_new_folder`."""
+    check_new_folder(folder)
+    target = Path(os.path.realpath(folder))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+    try:
+        yield temporary
+        os.chmod(temporary, 0o777 & ~_umask())
+        if target.exists():
+            target.rmdir()
+        os.rename(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_new_folder(folder: Path) -> None:
+    """OSError unless ``folder`` is an empty folder, or a new name in a folder that is there; to be asked before there
+    is anything to lose."""
+    target = Path(os.path.realpath(folder))
+    if target.is_dir():
+        if any(target.iterdir()):
+            raise OSError(errno.ENOTEMPTY, "it is a folder with something in it", str(folder))
+    elif os.path.lexists(folder):
+        raise OSError(errno.ENOTDIR, "it is no folder", str(folder))
+    elif not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, f"there is no folder {target.parent}", str(folder))
 
 
 def check_target(path: Path) -> None:

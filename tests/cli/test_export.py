@@ -11,6 +11,7 @@ import torch
 
 from quern import data, io, models, runtime
 from quern.export import accuracy
+from quern.runtime import format as qrn
 from tests.commands import here, refused
 
 
@@ -32,6 +33,7 @@ def test_raw_images_go_into_an_onnx_file_with_the_accuracy_of_the_network(run: P
 def test_what_is_wrong_is_one_sentence(run: Path, tmp_path: Path) -> None:
     assert "neither .onnx, .pt2, .html nor .qrn" in refused("export", run, tmp_path / "x.tflite")
     assert "--int8 is for .onnx" in refused("export", run, tmp_path / "x.pt2", "--int8")
+    assert "--dtype is for .qrn and .html files" in refused("export", run, tmp_path / "x.onnx", "--dtype", "int8")
     assert "a page has images as bytes" in refused("export", run, tmp_path / "x.html", "--pixels", "float32")
     assert "cannot be written" in refused("export", run, tmp_path / "nowhere" / "x.html")
     assert not list(tmp_path.iterdir())
@@ -40,9 +42,9 @@ def test_what_is_wrong_is_one_sentence(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("images", "said"),
     [
-        (None, "how its images are normalised: save it with images=."),
+        (None, "how its images are normalised: save it with images="),
         ({"mean": [0.1], "std": [0.3]}, "what images it takes: save it with images=."),
-        ({"shape": [1, 8, 8]}, "how its images are normalised: save it with images=."),
+        ({"shape": [1, 8, 8]}, "how its images are normalised: save it with images="),
     ],
 )
 def test_a_page_needs_to_know_the_images(images: dict[str, Any] | None, said: str, tmp_path: Path) -> None:
@@ -66,3 +68,40 @@ def test_a_page_holds_the_packed_network(run: Path, tmp_path: Path, dtype: str) 
     assert (held["shape"], held["top"], held["classes"]) == ([1, 8, 8], 16, list("0123456789"))
     assert result["bytes"] == (tmp_path / "net.qrn").stat().st_size
     assert {path.name for path in tmp_path.iterdir()} == {"page.html", "net.qrn"}
+
+
+@pytest.mark.slow
+def test_a_folder_for_a_microcontroller(small: Path, tmp_path: Path) -> None:
+    """It takes bytes, and says of the network what the file for the same runtime does."""
+    device = tmp_path / "device"
+    made = json.loads(here("export", small, device, "--mcu", "--dtype", "int8", "--calibration", 64, "--json")[0])
+    options = ("--pixels", "uint8", "--dtype", "int8", "--calibration", 64, "--json")
+    file = json.loads(here("export", small, tmp_path / "small.qrn", *options)[0])
+    same = ("bytes", "arena", "least_arena", "ram", "accuracy", "layers")
+    assert {name: made[name] for name in same} == {name: file[name] for name in same}
+    network = runtime.load(tmp_path / "small.qrn")
+    assert network.ram == made["ram"] == made["device_arena"] + qrn.STACK
+    first = data.digits().test.pixels[:1]
+    assert made["image_class"] == int(network(first.numpy()).argmax())
+    words = re.findall(r"0x([0-9a-f]{8})", (device / "network.c").read_text())
+    assert b"".join(int(word, 16).to_bytes(4, "little") for word in words) == (tmp_path / "small.qrn").read_bytes()
+    assert "const uint8_t image[64]" in (device / "network.c").read_text()
+    assert f"make -C {tmp_path / 'again'} host" in here("export", small, tmp_path / "again", "--mcu")[0]
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert "something in it; give another folder" in refused("export", small, device, "--mcu")
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_what_is_wrong_with_a_folder_is_one_sentence(run: Path, tmp_path: Path) -> None:
+    new, file = tmp_path / "new", tmp_path / "file"
+    file.write_text("mine")
+    assert "it is no folder" in refused("export", run, file, "--mcu")
+    assert "there is no folder" in refused("export", run, new / "deeper", "--mcu")
+    assert "the name of a file" in refused("export", run, tmp_path / "x.qrn", "--mcu")
+    assert "say --dtype int8" in refused("export", run, new, "--mcu", "--int8")
+    own = tmp_path / "own.safetensors"  # of a network that says nothing of its images
+    io.save(models.digits_qcnn(), own)
+    _, said = here("export", own, new, "--mcu", code=1)
+    assert said.splitlines()[-1] == "quern: --mcu needs an image to put in the folder: say --dataset."
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "own.safetensors"]
+    assert file.read_text() == "mine"

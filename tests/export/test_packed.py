@@ -20,8 +20,10 @@ from quern.errors import ExportError
 from quern.export import Pixels
 from quern.export._packed import pack
 from quern.export._program import Program
+from quern.runtime import format as qrn
 from tests import networks
 from tests.nn.cases import CASES, Case
+from tests.runtime.compilers import COMPILERS, scalar_library
 
 RNG = st.randoms(use_true_random=False)
 pytestmark = pytest.mark.skipif(not runtime.is_built(), reason="the C runtime was not built: no compiler")
@@ -142,16 +144,23 @@ def test_convolutions_of_every_geometry(made: Any, share: float, constant: bool,
         layer.weight *= (torch.rand(layer.weight.shape[1:]) >= share).float()
         if constant and isinstance(layer, (qnn.QConv1d, qnn.QConv2d)) and layer.padding_mode == "zeros":
             layer.constant = nn.Parameter(torch.randn(4, layer.weight.shape[1], 1, *layer.kernel_size))
-    check(nn.Sequential(layer, nn.Tanh()), torch.randn(shape))
+    model, x = nn.Sequential(layer, nn.Tanh()), torch.randn(shape)
+    network = check(model, x)
+    with torch.no_grad():
+        wanted = model(x)
+    for one in builds(network):
+        assert gap(one, (x,), [wanted], one.least_arena) < 1e-5
 
 
 def builds(network: runtime.PackedNetwork) -> list[runtime.PackedNetwork]:
-    """The same network in each build of the runtime that this processor runs."""
+    """The same network in each build of the runtime that this processor runs, and in one without vectors."""
     found = []
-    for name in runtime.builds():
+    libraries = [runtime.open_library(name) for name in runtime.builds()]
+    for library in [*libraries, scalar_library()] if COMPILERS else libraries:
         one = copy.copy(network)
-        one._library = runtime.open_library(name)
-        one.arena, one.least_arena = (one._library.qrn_arena(one._blob, fast) for fast in (1, 0))
+        one._library = library
+        one.arena, one.least_arena = (library.qrn_arena(one._blob, fast) for fast in (1, 0))
+        assert library.qrn_arena(one._blob, qrn.LEAST_ON_DEVICE) == network.device_arena
         one._own = threading.local()
         found.append(one)
     return found

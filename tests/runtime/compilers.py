@@ -4,10 +4,14 @@ import runpy
 import shutil
 import struct
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest import mock
+
+from quern import runtime
 
 ROOT = Path(__file__).parents[2]
 RUNTIME = ROOT / "src" / "quern" / "runtime"
@@ -41,6 +45,18 @@ def compiled(compiler: str, out: Path, *flags: str, sources: Sequence[Path] = (R
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     return made.stderr
+
+
+@cache
+def scalar_library() -> Any:
+    """The runtime without vectors, as microcontrollers have it; None without a compiler."""
+    if not COMPILERS:
+        return None
+    with tempfile.TemporaryDirectory(prefix="quern-") as folder:
+        out = Path(folder) / "scalar.so"
+        sources = (RUNTIME / "quern_rt.c", RUNTIME / "quern_native.c")
+        compiled(COMPILERS[0], out, *build_flags()["_any"], *vectors("scalar"), "-shared", "-fPIC", sources=sources)
+        return runtime.typed_library(out)
 
 
 def hostile_program(folder: Path, name: str) -> Path:

@@ -78,7 +78,9 @@ def compress(
     max_params: Annotated[int | None, of_budget(help="Parameters the small network may have.")] = None,
     max_bytes: Annotated[str | None, of_budget(help="Bytes its file may have: 65536, 64k, 1M.")] = None,
     max_flash: Annotated[str | None, of_budget(help="Bytes of its packed file, small/model.qrn: 16k.")] = None,
-    max_ram: Annotated[str | None, of_budget(help="Bytes of working memory the C runtime may need: 64k.")] = None,
+    max_ram: Annotated[
+        str | None, of_budget(help="Bytes of memory, stack included, on a microcontroller: 64k.")
+    ] = None,
     min_speedup: Annotated[
         float | None, of_budget(help="How many times faster it is to be: C runtime, one image, one thread.")
     ] = None,

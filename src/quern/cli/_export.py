@@ -1,6 +1,7 @@
 """``quern export``."""
 
 import json
+import shlex
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from quern.export import PackedReport, Pixels
+    from quern.runtime import PackedNetwork
 
 EXAMPLES = """
 Examples:
@@ -35,6 +37,8 @@ Examples:
   quern export runs/demo page.html    (runs in a browser, offline: draw or drop an image)
 
   quern export runs/demo small.qrn --pixels uint8 --dtype int8    (for the C runtime: quern.runtime, any device)
+
+  quern export runs/demo device/ --mcu --dtype int8    (a folder in C for a microcontroller: make run-m4 there)
 """
 
 
@@ -46,16 +50,26 @@ def export(
     model: ModelFile,
     out: Annotated[
         Path,
-        typer.Argument(help="What to write: .onnx, .pt2 (torch.export), .qrn (C runtime), .html (runs in a browser)."),
+        typer.Argument(
+            help="What to write: .onnx, .pt2 (torch.export), .qrn (C runtime), .html (runs in a browser); or a folder."
+        ),
     ],
+    mcu: Annotated[
+        bool, typer.Option("--mcu", help="Write a new folder in C that builds for a microcontroller, raw bytes in.")
+    ] = False,
     dtype: Annotated[
         Literal["float32", "float16", "int8"],
-        typer.Option(metavar="<type>", help="Numbers of a .qrn or .html file: float32, float16 (weights) or int8."),
+        typer.Option(
+            metavar="<type>", help="Numbers of a .qrn or .html file, or of --mcu: float32, float16 (weights) or int8."
+        ),
     ] = "float32",
     pixels: Annotated[
-        Literal["none", "uint8", "float32"],
-        typer.Option(help="Take raw images, bytes or numbers from 0 to 1, and normalise them inside."),
-    ] = "none",
+        Literal["none", "uint8", "float32"] | None,
+        typer.Option(
+            help="Take raw images, bytes or numbers from 0 to 1, and normalise them inside. [none, with --mcu uint8]",
+            show_default=False,
+        ),
+    ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Weights and activations in 8 bits (.onnx).")] = False,
     calibration: Annotated[int, typer.Option(help="Training images to find the ranges of int8 with.")] = 512,
     dataset: DatasetToCheck = None,
@@ -63,33 +77,38 @@ def export(
     json_: Json = False,
 ) -> None:
     """Write a network for other programs, checked against the original on real images first."""
-    if out.suffix not in SUFFIXES:
+    if not mcu and out.suffix not in SUFFIXES:
         raise QuernError(
             f"{out} ends in neither {', '.join(SUFFIXES[:-1])} nor .qrn, so it is not clear what to write."
         )
-    if int8 and out.suffix != ".onnx":
-        raise QuernError("--int8 is for .onnx files: say --dtype int8 for a .qrn or .html file.")
-    if dtype != "float32" and out.suffix not in PACKED:
-        raise QuernError("--dtype is for .qrn and .html files: say --int8 for an .onnx file in 8 bits.")
-    if out.suffix == ".html":
-        if pixels == "float32":
-            raise QuernError("a page has images as bytes: leave out --pixels.")
-        pixels = "uint8"
+    if mcu and out.suffix in SUFFIXES:
+        raise QuernError(f"--mcu writes a folder, but {out} is the name of a file: leave one of them.")
+    packs = mcu or out.suffix in PACKED
+    if int8 and (mcu or out.suffix != ".onnx"):
+        raise QuernError("--int8 is for .onnx files: say --dtype int8 for a .qrn or .html file, or --mcu.")
+    if dtype != "float32" and not packs:
+        raise QuernError("--dtype is for .qrn and .html files and --mcu: say --int8 for an .onnx file in 8 bits.")
+    page = out.suffix == ".html"
+    if page and pixels not in (None, "uint8"):
+        raise QuernError("a page has images as bytes: leave out --pixels.")
     if calibration < 1:
         raise QuernError(f"--calibration is {calibration}, but there must be at least one image.")
-    check_out(out)
+    check_out(out, folder=mcu)
     import torch  # only now: it takes seconds, and what is wrong with the command is said at once
 
     from quern import export as exporting
+    from quern import runtime
     from quern.report import write_network_page
 
     network, header = open_network(model)
-    raw = _pixels(header, pixels, model)
-    if out.suffix == ".html":
-        image_shape(header, model)
     images = images_to_check(header, dataset, data_dir, model)
     if (int8 or dtype == "int8") and images is None:
         raise QuernError("int8 needs images to find the ranges of numbers with: say --dataset.")
+    if mcu and images is None:
+        raise QuernError("--mcu needs an image to put in the folder: say --dataset.")
+    raw = _pixels(header, pixels or ("uint8" if mcu or page else "none"), model)
+    if page:
+        image_shape(header, model)
     if raw is not None and images is not None and raw.top != images.top:
         raise QuernError(
             f"white is {raw.top} in the images of the network and {images.top} in those of {images.name}: "
@@ -119,13 +138,20 @@ def export(
     result: dict[str, Any] = {"file": printable(out)}
     tests = None if images is None else (prepared(images.test.pixels), images.test.labels)
     with tempfile.TemporaryDirectory(prefix="quern-export-") as folder:
-        if out.suffix in PACKED:
-            packed = out if out.suffix == ".qrn" else Path(folder) / "packed.qrn"
-            some = typical() if dtype == "int8" else example
-            report = exporting.to_packed(network, packed, some, dtype=dtype, pixels=raw)
-            if packed != out:
-                write_network_page(packed, out, header["images"], header["builder"] or "A network")
-            result |= _packed(report, out, network, dtype, tests, raw, console)
+        if packs:
+            inputs, file = typical() if dtype == "int8" else example, Path(folder) / "packed.qrn" if page else out
+            if mcu:
+                made = exporting.to_mcu(network, out, inputs, example[0], dtype=dtype, pixels=raw)
+                report, packed = made.packed, made.network
+                result |= {"device_arena": made.network.device_arena, "image_class": made.image_class}
+            else:
+                report = exporting.to_packed(network, file, inputs, dtype=dtype, pixels=raw)
+                packed = runtime.load(file)
+            if page:
+                write_network_page(file, out, header["images"], header["builder"] or "A network")
+            result |= _packed(report, packed, out, network, dtype, tests, raw, console)
+            if mcu:
+                say(f"{printable(out)} builds by itself: make -C {printable(shlex.quote(str(out)))} host", console)
             if json_:
                 typer.echo(json.dumps(result))
             return
@@ -154,6 +180,7 @@ def _lost(before: float, after: float) -> str:
 
 def _packed(
     report: "PackedReport",
+    packed: "PackedNetwork",
     out: Path,
     network: "nn.Module",
     dtype: str,
@@ -165,13 +192,9 @@ def _packed(
     import torch
     from rich.table import Table
 
-    from quern import runtime
-
-    inside = "" if out == report.path else f"{out.stat().st_size:,} bytes, of the network "
-    what = f"{printable(out)}: {inside}{report.bytes:,} bytes, {report.least_arena:,} bytes of working memory"
-    if report.arena > report.least_arena:
-        what += f" ({report.arena:,} to be fastest)"
-    say(what, console)
+    inside = "" if out.suffix != ".html" else f"{out.stat().st_size:,} bytes, of the network "
+    what = f"{printable(out)}: {inside}{report.bytes:,} bytes, {report.arena:,} bytes of working memory"
+    say(f"{what}; on a microcontroller {report.ram:,}, stack included", console)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("layer", "stored", "of", "storage", "bytes"):
         table.add_column(name, justify="left" if name in ("layer", "storage") else "right", no_wrap=True)
@@ -180,11 +203,11 @@ def _packed(
         table.add_row(layer.name, f"{layer.stored:,}", f"{layer.total:,}", kind, f"{layer.bytes:,}")
     console.print(table)
     result = {"bytes": report.bytes, "arena": report.arena, "least_arena": report.least_arena}
-    result |= {"difference": report.difference, "layers": [asdict(layer) for layer in report.layers]}
+    result |= {"ram": report.ram, "difference": report.difference, "layers": [asdict(layer) for layer in report.layers]}
     said = f"scores within {report.difference:.1e} of the network's"
     if tests is not None:
         images, labels = tests
-        scores = torch.from_numpy(runtime.load(report.path)(images.numpy()))
+        scores = torch.from_numpy(packed(images.numpy()))
         result["accuracy"] = float((scores.argmax(1) == labels).float().mean())
         said += f", {result['accuracy']:.2%} of the test images right"
         if dtype != "float32":
@@ -213,5 +236,7 @@ def _pixels(header: dict[str, Any], kind: Literal["none", "uint8", "float32"], p
         return None
     images = header.get("images") or {}
     if "mean" not in images or "std" not in images:
-        raise QuernError(f"{path} does not say how its images are normalised: save it with images=.")
+        raise QuernError(
+            f"{path} does not say how its images are normalised: save it with images=, or say --pixels none."
+        )
     return Pixels(tuple(images["mean"]), tuple(images["std"]), kind, images.get("top", 255))

@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from quern._files import check_target
+from quern._files import check_new_folder, check_target
 from quern.errors import QuernError, RecordError
 from quern.records import Begun, schema
 
@@ -32,9 +32,10 @@ def begun(run: Path) -> Begun | None:
     return None
 
 
-def check_out(path: Path) -> None:
-    """One sentence, before any work is done, if ``path`` is nothing that a file can be written to."""
+def check_out(path: Path, *, folder: bool = False) -> None:
+    """One sentence, before any work is done, if ``path`` is nothing that a file, or a new folder, can be written to."""
     try:
-        check_target(path)
+        (check_new_folder if folder else check_target)(path)
     except OSError as reason:
-        raise QuernError(f"{path} cannot be written: {reason.strerror}; give another file.") from reason
+        other = "folder" if folder else "file"
+        raise QuernError(f"{path} cannot be written: {reason.strerror}; give another {other}.") from reason

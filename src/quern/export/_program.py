@@ -195,18 +195,19 @@ def shapes(inputs: tuple[Tensor, ...]) -> str:
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Path]:
     """As ``quern._files.replacing``, with one sentence if it cannot be done."""
-    with _sentence(path), replacing(path) as temporary:
+    with sentence(path), replacing(path) as temporary:
         yield temporary
 
 
 def check_place(path: Path) -> None:
     """One sentence if ``path`` is nothing that a file can be written to."""
-    with _sentence(path):
+    with sentence(path):
         check_target(path)
 
 
 @contextlib.contextmanager
-def _sentence(path: Path) -> Iterator[None]:
+def sentence(path: Path) -> Iterator[None]:
+    """One sentence if ``path`` cannot be written."""
     try:
         yield
     except OSError as reason:

@@ -251,7 +251,7 @@ def _packed_sizes(job: Job) -> dict[str, PackedSize]:
     job.tell("timing both networks in the C runtime")
     times = time_packed(files)
     networks = {name: runtime.load(path) for name, path in files.items()}
-    return {name: PackedSize(one.bytes, one.least_arena, times[name].median_ms) for name, one in networks.items()}
+    return {name: PackedSize(one.bytes, one.ram, times[name].median_ms) for name, one in networks.items()}
 
 
 def _column(

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Budget:
     """What the small network may take: quaternion neurons, parameters, bytes of its ``.safetensors`` file, bytes of its
-    packed file (``max_flash``) and of the working memory that the C runtime needs for it (``max_ram``); how many times
-    faster than the dense one it has to be, with one input and one thread, in the C runtime if both networks were
-    packed, else in onnxruntime; and how many points of accuracy it may lose."""
+    packed file (``max_flash``) and of the memory that the C runtime takes for it on a device, arena and stack
+    (``max_ram``); how many times faster than the dense one it has to be, with one input and one thread, in the C
+    runtime if both networks were packed, else in onnxruntime; and how many points of accuracy it may lose."""
 
     max_neurons: int | None = None
     max_params: int | None = None

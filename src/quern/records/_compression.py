@@ -110,8 +110,8 @@ class Begun(TypedDict):
 
 @dataclass(frozen=True)
 class PackedSize:
-    """The packed network: bytes of its file, of the working memory that it can do with, and the median time of the C
-    runtime for one input, with all the memory that it can make use of."""
+    """The packed network: bytes of its file, of the memory that it takes on a microcontroller (arena and stack), and
+    the median time of the C runtime for one input here, with all the memory that it can make use of."""
 
     bytes: Count
     ram: Count

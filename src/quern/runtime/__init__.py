@@ -56,8 +56,13 @@ def _library() -> Any:
 
 @cache
 def open_library(name: str) -> Any:
-    """The library of a build, with the types of its functions."""
-    library = _native.open_library(__name__, name)
+    """The library of a build."""
+    return typed_library(library_path(name))
+
+
+def typed_library(path: Path | None) -> Any:
+    """A library of the runtime, with the types of its functions."""
+    library = ctypes.CDLL(str(path))
     size, pointer = ctypes.c_size_t, ctypes.c_void_p
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "qrn_check": (ctypes.c_char_p, [pointer, size]),
@@ -89,7 +94,8 @@ class PackedNetwork:
     """A packed network that was checked and can be run, by several threads at once.
 
     ``inputs`` and ``outputs`` are its :class:`Tensor` s, ``bytes`` the size of the file, ``arena`` the bytes of working
-    memory it takes, ``least_arena`` those it could do with, more slowly.
+    memory it takes, ``least_arena`` those it could do with, more slowly; ``device_arena`` those on a microcontroller,
+    and ``ram`` these and the most that the runtime takes of the stack there.
     """
 
     def __init__(self, content: bytes | memoryview | mmap.mmap, name: str = "the packed network") -> None:
@@ -101,8 +107,10 @@ class PackedNetwork:
         if wrong is not None:
             raise PackedError(f"{name} cannot be run: {wrong.decode()}.")
         library = self._library
-        self.arena: int = library.qrn_arena(self._blob, 1)
-        self.least_arena: int = library.qrn_arena(self._blob, 0)
+        self.arena: int = library.qrn_arena(self._blob, qrn.FASTEST)
+        self.least_arena: int = library.qrn_arena(self._blob, qrn.LEAST)
+        self.device_arena: int = library.qrn_arena(self._blob, qrn.LEAST_ON_DEVICE)
+        self.ram = self.device_arena + qrn.STACK
         self.inputs = tuple(_tensor(library.qrn_input(self._blob, n)) for n in range(library.qrn_inputs(self._blob)))
         self.outputs = tuple(_tensor(library.qrn_output(self._blob, n)) for n in range(library.qrn_outputs(self._blob)))
         self._own = threading.local()

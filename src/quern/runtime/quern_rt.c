@@ -33,9 +33,23 @@ enum { QUATERNION_VECTORS = 4, BLOCK = 8, BLOCK_VECTORS = 3 };
 enum { QUATERNION_VECTORS = 2, BLOCK = 4, BLOCK_VECTORS = 3 };
 #endif
 
+/* A device needs no more than its networks have. A bit for each operation of this build, 1 << QRN_OP_CONV and so on, and
+ * for each activation. */
+#if !defined(QRN_BUILD_OPS)
+#define QRN_BUILD_OPS 0xffffffffu
+#endif
+#if !defined(QRN_BUILD_ACTIVATIONS)
+#define QRN_BUILD_ACTIVATIONS 0xffffffffu
+#endif
+#define HAS(op) (QRN_BUILD_OPS >> (op) & 1u)
+#define HAS_ACTIVATION(kind) ((kind) < QRN_ACTIVATIONS && (QRN_BUILD_ACTIVATIONS >> (kind) & 1u))
+/* Whether products are of int8; the compiler knows it where the other ones are left out. */
+#define OF_I8(pairs) (HAS(QRN_PRODUCTS_I8) && (!HAS(QRN_PRODUCTS_F32) || (pairs)))
+
 #define INLINE static inline __attribute__((always_inline))
 /* Inner loops are functions of their own: inside of a larger one compilers run out of registers for the sums. */
 #define KERNEL static __attribute__((noinline))
+#define COLD __attribute__((cold)) /* small rather than fast */
 
 #if LANES > 1
 typedef float vf __attribute__((vector_size(4 * LANES)));
@@ -124,6 +138,15 @@ INLINE vi dot_pairs(vi a, vi b) {
 #else
     typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
     return ((vi)((vu)a << 16) >> 16) * ((vi)((vu)b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+/* sum + dot_pairs(a, b) */
+INLINE vi add_pairs(vi sum, vi a, vi b) {
+#if defined(__ARM_FEATURE_DSP) && LANES == 1
+    return __smlad(a, b, sum);
+#else
+    return sum + dot_pairs(a, b);
 #endif
 }
 
@@ -231,32 +254,37 @@ static float erf_(float x) {
 static float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
 
 static float activate(uint32_t kind, float x, float a, float b) {
+#define CASE(name, expression)                             \
+    case QRN_##name:                                       \
+        if (HAS_ACTIVATION(QRN_##name)) return expression; \
+        break
     switch (kind) {
-    case QRN_LEAKY_RELU: return x < 0 ? a * x : x;
-    case QRN_CLAMP: return clamp(x, a, b);
-    case QRN_TANH: return tanh_(x);
-    case QRN_SIGMOID: return sigmoid(x);
-    case QRN_SILU: return x * sigmoid(x);
-    case QRN_ELU: return x > 0 ? x : a * (exp_(x) - 1.0f);
-    case QRN_CELU: return x > 0 ? x : a * (exp_(x / a) - 1.0f);
-    case QRN_SELU: return 1.05070099f * (x > 0 ? x : 1.67326324f * (exp_(x) - 1.0f));
-    case QRN_GELU: return 0.5f * x * (1.0f + erf_(x * 0.707106781f));
-    case QRN_GELU_TANH: return 0.5f * x * (1.0f + tanh_(0.797884561f * (x + 0.044715f * x * x * x)));
-    case QRN_SOFTPLUS: return a * x > b ? x : softplus(a * x) / a;
-    case QRN_MISH: return x * tanh_(softplus(x));
-    case QRN_HARDSWISH: return x * clamp(x + 3.0f, 0.0f, 6.0f) / 6.0f;
-    case QRN_HARDSIGMOID: return clamp(x + 3.0f, 0.0f, 6.0f) / 6.0f;
-    case QRN_SOFTSIGN: return x / (1.0f + (x < 0 ? -x : x));
-    case QRN_TANHSHRINK: return x - tanh_(x);
-    case QRN_LOGSIGMOID: return -softplus(-x);
-    case QRN_EXP: return exp_(x);
-    case QRN_SQRT: return sqrtf(x);
-    case QRN_RSQRT: return 1.0f / sqrtf(x);
-    case QRN_INVERSE: return x == 0 ? 0.0f : 1.0f / x;
-    case QRN_AFFINE: return a * x + b;
-    case QRN_LOG: return log_(x);
-    default: return x;
+        CASE(LEAKY_RELU, x < 0 ? a * x : x);
+        CASE(CLAMP, clamp(x, a, b));
+        CASE(TANH, tanh_(x));
+        CASE(SIGMOID, sigmoid(x));
+        CASE(SILU, x * sigmoid(x));
+        CASE(ELU, x > 0 ? x : a * (exp_(x) - 1.0f));
+        CASE(CELU, x > 0 ? x : a * (exp_(x / a) - 1.0f));
+        CASE(SELU, 1.05070099f * (x > 0 ? x : 1.67326324f * (exp_(x) - 1.0f)));
+        CASE(GELU, 0.5f * x * (1.0f + erf_(x * 0.707106781f)));
+        CASE(GELU_TANH, 0.5f * x * (1.0f + tanh_(0.797884561f * (x + 0.044715f * x * x * x))));
+        CASE(SOFTPLUS, a * x > b ? x : softplus(a * x) / a);
+        CASE(MISH, x * tanh_(softplus(x)));
+        CASE(HARDSWISH, x * clamp(x + 3.0f, 0.0f, 6.0f) / 6.0f);
+        CASE(HARDSIGMOID, clamp(x + 3.0f, 0.0f, 6.0f) / 6.0f);
+        CASE(SOFTSIGN, x / (1.0f + (x < 0 ? -x : x)));
+        CASE(TANHSHRINK, x - tanh_(x));
+        CASE(LOGSIGMOID, -softplus(-x));
+        CASE(EXP, exp_(x));
+        CASE(SQRT, sqrtf(x));
+        CASE(RSQRT, 1.0f / sqrtf(x));
+        CASE(INVERSE, x == 0 ? 0.0f : 1.0f / x);
+        CASE(AFFINE, a * x + b);
+        CASE(LOG, log_(x));
     }
+#undef CASE
+    return x;
 }
 
 static void unary(uint32_t kind, const float *x, float *y, size_t count, float a, float b) {
@@ -284,10 +312,11 @@ INLINE void *out_at(const machine *m, uint32_t address) { return m->arena + addr
 
 INLINE int is_none(uint32_t address) { return address == (uint32_t)QRN_NONE; }
 
-/* A part of the scratch memory: rounded up, so that the next part is aligned. */
-INLINE size_t reserve(size_t *used, size_t bytes) {
+/* A part of the scratch memory: rounded up, so that the next part is aligned to a vector. */
+INLINE size_t rounded(size_t bytes, size_t lanes) { return (bytes + 4 * lanes - 1) & ~(4 * lanes - 1); }
+INLINE size_t reserve(size_t *used, size_t lanes, size_t bytes) {
     size_t here = *used;
-    *used += (bytes + 31) & ~(size_t)31;
+    *used += rounded(bytes, lanes);
     return here;
 }
 
@@ -324,14 +353,16 @@ static weights weights_of(const uint8_t *blob, const uint32_t *words, int pairs)
 
 /* Numbers in a unit of weight as it is stored, and as a product takes it. */
 INLINE size_t stored_width(const weights *w) { return w->components == 4 ? 4 : w->pairs ? 2 : 1; }
-INLINE size_t working_width(const weights *w) { return !w->pairs ? w->components : w->components == 4 ? 8 : 1; }
+INLINE size_t working_width(const weights *w, size_t lanes) {
+    return !w->pairs ? w->components : w->components == 1 ? 1 : lanes == 1 ? 4 : 8;
+}
 
 INLINE size_t first_unit(const weights *w, size_t o) { return w->starts ? w->starts[o] : o * w->taps; }
 INLINE size_t unit_count(const weights *w, size_t o) { return first_unit(w, o + 1) - first_unit(w, o); }
 
 /* Bytes of scratch for the units of one output. */
-INLINE size_t working_bytes(const weights *w) {
-    return w->dtype == QRN_F32 ? 0 : 4 * w->taps * working_width(w);
+INLINE size_t working_bytes(const weights *w, size_t lanes) {
+    return w->dtype == QRN_F32 ? 0 : 4 * w->taps * working_width(w, lanes);
 }
 
 /* The units of output `o` as the product takes them: where they lie, if they are floats, else written to `scratch`. */
@@ -349,7 +380,7 @@ static const float *floats_of(const weights *w, size_t o, float *scratch) {
 }
 
 /* The pairs of an int8 product. For each component of a quaternion result there is one for (r, i) of the input and one for
- * (j, k): w (x) x is the left product. */
+ * (j, k): w (x) x is the left product. Without vectors it is four words, as quaternion_sums_i8 takes them. */
 static void quaternion_pairs(const int8_t *q, int32_t *p) {
 #if LANES == 8
     static const pairs_of_lanes SIGNS = {1, -1, -1, -1, 1, 1, -1, 1, 1, 1, 1, -1, 1, -1, 1, 1};
@@ -366,6 +397,12 @@ static void quaternion_pairs(const int8_t *q, int32_t *p) {
     all = (pairs_of_lanes)(four - (l4){0});
     all = SHUFFLE(pairs_of_lanes, all, all, 0, 1, 2, 3, 1, 0, 3, 2, 10, 11, 8, 9, 11, 10, 9, 8) * SIGNS;
     memcpy(p, &all, sizeof all);
+#elif LANES == 1 && defined(__ARM_FEATURE_DSP)
+    p[0] = pair(q[0], q[1]);
+    p[1] = pair(q[2], q[3]);
+    p[2] = pair(-q[2], -q[3]);
+#elif LANES == 1
+    p[0] = q[0], p[1] = q[1], p[2] = q[2], p[3] = q[3];
 #else
     p[0] = pair(q[0], -q[1]);
     p[1] = pair(-q[2], -q[3]);
@@ -382,7 +419,7 @@ static const int32_t *pairs_of(const weights *w, size_t o, int32_t *scratch) {
     size_t count = unit_count(w, o), n;
     const int8_t *q = (const int8_t *)w->values + first_unit(w, o) * stored_width(w);
     for (n = 0; n < count; n++) {
-        if (w->components == 4) quaternion_pairs(q + 4 * n, scratch + 8 * n);
+        if (w->components == 4) quaternion_pairs(q + 4 * n, scratch + working_width(w, LANES) * n);
         else scratch[n] = pair(q[2 * n], q[2 * n + 1]);
     }
     return scratch;
@@ -414,6 +451,7 @@ typedef struct {
     size_t sets, units, pitch, plane;       /* of the planes that are multiplied */
     size_t padded, padded_pitch;            /* of a plane with its borders */
     size_t out[2], vectors, row; /* positions; vectors of them; numbers from row to row of the results */
+    size_t strip;                /* so many rows of all outputs are made before the next ones */
     int by_rows, in_place, gathered, whole; /* whole: eight products a quaternion for a block of outputs at once, or a block of real outputs */
     size_t planes_at, padded_at, places_at, stored_at, kernel_at, ones_at, units_at, sums_at, block_at, scratch;
 } convolution;
@@ -422,7 +460,10 @@ typedef struct {
 enum { MAX_WHOLE_I8 = 4096 };
 enum { MAX_PLANES = 1 << 28 }; /* numbers in the planes of a convolution */
 
-static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast) {
+/* Vectors of so many numbers, for LANES lanes or one. */
+INLINE size_t vectors_of(size_t count, size_t lanes) { return lanes == LANES ? (count + LANES - 1) / LANES : count; }
+
+static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, size_t lanes) {
     convolution c;
     size_t phase[2], axis, flat, rows, taps, used = 0, stored, dense, products;
     int pairs = op[QRN_CONV_X_DTYPE] == QRN_I8, constant = !is_none(op[QRN_CONV_CONSTANT]);
@@ -458,46 +499,49 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast) {
         c.sets = c.w.components == 1 || c.parts == 1 ? 1 : c.parts == 14 ? 3 : 4;
         c.units = c.channels;
     }
-    flat = ((c.out[0] - 1) * c.pitch + c.out[1] + LANES - 1) / LANES;
-    rows = c.out[0] * ((c.out[1] + LANES - 1) / LANES);
+    flat = vectors_of((c.out[0] - 1) * c.pitch + c.out[1], lanes);
+    rows = c.out[0] * vectors_of(c.out[1], lanes);
     c.by_rows = rows <= flat;
     c.vectors = c.by_rows ? rows : flat;
-    c.row = c.by_rows ? (c.out[1] + LANES - 1) / LANES * LANES : c.pitch;
+    c.row = c.by_rows ? vectors_of(c.out[1], lanes) * lanes : c.pitch;
+    /* Without vectors memory is short as well: some 64 positions are enough to make up for reading the weights again. */
+    c.strip = lanes > 1 ? c.out[0] : smaller(c.out[0], ((64 + c.out[1] - 1) / c.out[1] + 1) & ~(size_t)1);
     stored = first_unit(&c.w, c.w.outputs);
     /* Half of the products for all of the places, and units that are not all there have to be put in their places first:
      * worth it from about two thirds of them on, in int8 if none is missing. */
-    c.whole = fast && LANES > 1 && c.vectors > 1 && c.w.outputs / c.groups > 1 && (!c.w.starts || (!pairs && 3 * stored > 2 * c.w.outputs * taps)) &&
+    c.whole = fast && lanes > 1 && c.vectors > 1 && c.w.outputs / c.groups > 1 && (!c.w.starts || (!pairs && 3 * stored > 2 * c.w.outputs * taps)) &&
               (c.w.components == 1 || (c.parts == 15 && (!pairs || taps <= MAX_WHOLE_I8)));
     if (c.whole && pairs && c.w.components == 4) { /* two channels to a pair, not two components */
         c.units = c.groups * ((c.channels / c.groups + 1) / 2);
         taps = c.units / c.groups * c.area;
     }
     if (c.whole && c.w.components == 4) c.sets = 8;
-    dense = (c.out[0] * c.out[1] + LANES - 1) / LANES;
+    dense = vectors_of(c.out[0] * c.out[1], lanes);
     products = c.whole ? (c.w.components == 4 ? 8u : 1u) * c.w.outputs * taps : stored * c.w.components * c.w.components;
-    c.gathered = fast && LANES > 1 && products * (c.vectors - smaller(dense, c.vectors)) > 6 * c.sets * c.units * c.area * dense &&
-                 ((uint64_t)c.sets * c.units + 1) * c.area * dense * LANES <= MAX_PLANES;
+    c.gathered = fast && lanes > 1 && products * (c.vectors - smaller(dense, c.vectors)) > 6 * c.sets * c.units * c.area * dense &&
+                 ((uint64_t)c.sets * c.units + 1) * c.area * dense * lanes <= MAX_PLANES;
     c.padded = c.plane;
     c.padded_pitch = c.pitch;
     if (c.gathered) {
         c.by_rows = 0;
         c.vectors = dense;
         c.row = c.pitch = c.out[1];
-        c.plane = c.area * dense * LANES;
+        c.plane = c.area * dense * lanes;
     }
     c.in_place = !c.gathered && !pairs && c.sets < 8 && !constant && (c.sets != 4 || c.parts == 15);
     for (axis = 0; axis < 2; axis++) { /* nothing before the input, in it or behind it */
         c.in_place = c.in_place && c.stride[axis] == 1 && c.stuffing[axis] == 1 && c.padding[axis] == 0 && phase[axis] == c.size[axis];
     }
-    c.planes_at = c.in_place ? 0 : reserve(&used, 4 * (c.sets * c.units * c.plane + LANES));
-    c.padded_at = c.gathered ? reserve(&used, 4 * (c.padded + LANES)) : 0;
-    c.ones_at = constant ? reserve(&used, 4 * (c.plane + LANES)) : 0;
-    c.kernel_at = reserve(&used, 4 * c.area);
-    c.places_at = reserve(&used, 4 * taps);
-    c.stored_at = reserve(&used, c.w.starts && !c.whole ? 4 * c.w.taps : 0);
-    c.units_at = reserve(&used, !c.whole ? working_bytes(&c.w) : pairs ? 0 : 16 * c.w.taps * c.w.components);
-    c.sums_at = reserve(&used, 4 * (c.w.components * c.vectors * LANES * (c.whole ? BLOCK : 1) + 3 * LANES));
-    c.block_at = c.whole ? reserve(&used, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
+    c.planes_at = c.in_place ? 0 : reserve(&used, lanes, 4 * (c.sets * c.units * c.plane + lanes));
+    c.padded_at = c.gathered ? reserve(&used, lanes, 4 * (c.padded + lanes)) : 0;
+    c.ones_at = constant ? reserve(&used, lanes, 4 * (c.plane + lanes)) : 0;
+    c.kernel_at = reserve(&used, lanes, 4 * c.area);
+    c.places_at = reserve(&used, lanes, 4 * taps);
+    c.stored_at = reserve(&used, lanes, c.w.starts && !c.whole ? 4 * c.w.taps : 0);
+    c.units_at = reserve(&used, lanes, !c.whole ? working_bytes(&c.w, lanes) : pairs ? 0 : 16 * c.w.taps * c.w.components);
+    if (lanes == 1) c.vectors = c.strip * c.out[1];
+    c.sums_at = reserve(&used, lanes, 4 * (c.w.components * c.vectors * lanes * (c.whole ? BLOCK : 1) + 3 * lanes));
+    c.block_at = c.whole ? reserve(&used, lanes, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
     c.scratch = used;
     return c;
 }
@@ -806,6 +850,44 @@ KERNEL void real_output(const convolution *c, const float *x, const int32_t *pla
 }
 
 /* The same two in int8: sums of products of int16 pairs. */
+#if LANES == 1
+/* One position, because registers are few; its four sums begin as the bias. Processors with instructions for it multiply
+ * both numbers of a pair at once, crosswise too, and add the products or subtract the second. */
+INLINE void quaternion_sums_i8(const int32_t *x, size_t set, size_t sets, const int32_t *place, const int32_t *end,
+                               const int32_t *w, int32_t *sums) {
+    int32_t r = sums[0], i = sums[1], j = sums[2], k = sums[3];
+    for (; place < end; place++, w += 4) {
+        const int32_t *p = x + *place;
+        int32_t ri = p[0];
+#if defined(__ARM_FEATURE_DSP)
+        int32_t wri = w[0], wjk = w[1], minus_wjk = w[2];
+        r = __smlsd(wri, ri, r), i = __smladx(wri, ri, i), j = __smlad(wjk, ri, j), k = __smlsdx(minus_wjk, ri, k);
+        if (sets == 2) {
+            int32_t jk = p[set];
+            r = __smlad(minus_wjk, jk, r), i = __smlsdx(wjk, jk, i), j = __smlsd(wri, jk, j), k = __smladx(wri, jk, k);
+        }
+#else
+        int32_t wr = w[0], wi = w[1], wj = w[2], wk = w[3], low = (int16_t)(ri & 0xffff), high = ri >> 16;
+        r += wr * low - wi * high, i += wi * low + wr * high, j += wj * low + wk * high, k += wk * low - wj * high;
+        if (sets == 2) {
+            int32_t jk = p[set];
+            low = (int16_t)(jk & 0xffff), high = jk >> 16;
+            r -= wj * low + wk * high, i += wj * high - wk * low, j += wr * low - wi * high, k += wi * low + wr * high;
+        }
+#endif
+    }
+    sums[0] = r, sums[1] = i, sums[2] = j, sums[3] = k;
+}
+
+#define SUMS_KERNEL(sets)                                                                                                 \
+    KERNEL void quaternion_sums_i8_##sets(const int32_t *x, size_t set, const int32_t *place, const int32_t *end,          \
+                                          const int32_t *w, int32_t *sums) {                                              \
+        quaternion_sums_i8(x, set, sets, place, end, w, sums);                                                            \
+    }
+SUMS_KERNEL(1)
+SUMS_KERNEL(2)
+#undef SUMS_KERNEL
+#else
 INLINE void quaternion_tile_i8(const int32_t *x, size_t set, const int32_t *place, const int32_t *w, size_t count,
                                const int32_t *bias, const size_t *start, int sets, int vectors, int32_t *y, size_t stride) {
     vi r = splat_i(bias[0]), i = splat_i(bias[1]), j = splat_i(bias[2]), k = splat_i(bias[3]), r2 = r, i2 = i, j2 = j, k2 = k;
@@ -834,14 +916,16 @@ INLINE void quaternion_tile_i8(const int32_t *x, size_t set, const int32_t *plac
     }
 }
 
+#endif
+
 INLINE void real_tile_i8(const int32_t *x, const int32_t *place, const int32_t *w, size_t count, int32_t bias,
                          const size_t *start, int vectors, int32_t *y) {
     vi a = splat_i(bias), b = a;
     size_t s;
     for (s = 0; s < count; s++) {
         vi ws = splat_i(w[s]);
-        a += dot_pairs(load_i(x + place[s] + start[0]), ws);
-        if (vectors == 2) b += dot_pairs(load_i(x + place[s] + start[1]), ws);
+        a = add_pairs(a, load_i(x + place[s] + start[0]), ws);
+        if (vectors == 2) b = add_pairs(b, load_i(x + place[s] + start[1]), ws);
     }
     store_i(y, a);
     if (vectors == 2) store_i(y + LANES, b);
@@ -853,10 +937,12 @@ INLINE void real_tile_i8(const int32_t *x, const int32_t *place, const int32_t *
         (void)set, (void)stride;                                                                                           \
         call;                                                                                                              \
     }
+#if LANES > 1
 I8_KERNEL(quaternion_i8_1_1, quaternion_tile_i8(x, set, place, w, count, bias, start, 1, 1, y, stride))
 I8_KERNEL(quaternion_i8_1_2, quaternion_tile_i8(x, set, place, w, count, bias, start, 1, 2, y, stride))
 I8_KERNEL(quaternion_i8_2_1, quaternion_tile_i8(x, set, place, w, count, bias, start, 2, 1, y, stride))
 I8_KERNEL(quaternion_i8_2_2, quaternion_tile_i8(x, set, place, w, count, bias, start, 2, 2, y, stride))
+#endif
 I8_KERNEL(real_i8_1, real_tile_i8(x, place, w, count, bias[0], start, 1, y))
 I8_KERNEL(real_i8_2, real_tile_i8(x, place, w, count, bias[0], start, 2, y))
 #undef I8_KERNEL
@@ -865,9 +951,24 @@ static void output_i8(const convolution *c, const int32_t *x, const int32_t *pla
                       const int32_t *bias, int32_t *y) {
     static void (*const kernels[3][2])(const int32_t *, size_t, const int32_t *, const int32_t *, size_t, const int32_t *,
                                        const size_t *, int32_t *, size_t) = {
-        {real_i8_1, real_i8_2}, {quaternion_i8_1_1, quaternion_i8_1_2}, {quaternion_i8_2_1, quaternion_i8_2_2}};
+        {real_i8_1, real_i8_2},
+#if LANES > 1
+        {quaternion_i8_1_1, quaternion_i8_1_2}, {quaternion_i8_2_1, quaternion_i8_2_2}
+#endif
+    };
     size_t set = c->units * c->plane, stride = c->vectors * LANES, v, n, vectors, start[2];
     walk at = walk_of(c);
+#if LANES == 1
+    if (c->w.components == 4) {
+        for (v = 0; v < stride; v++) {
+            int32_t sums[4];
+            memcpy(sums, bias, sizeof sums);
+            (c->sets == 2 ? quaternion_sums_i8_2 : quaternion_sums_i8_1)(x + next_vector(c, &at), set, place, place + count, w, sums);
+            for (n = 0; n < 4; n++) y[n * stride + v] = sums[n];
+        }
+        return;
+    }
+#endif
     start[1] = 0;
     for (v = 0; v < c->vectors; v += vectors) {
         vectors = smaller(2, c->vectors - v);
@@ -1347,13 +1448,14 @@ static void finish_i8(const finishing *f, const int32_t *sums, size_t count, siz
     }
 }
 
-/* The sums of output `o`, `components` planes of them, to their places in `y`. Sums are overwritten. */
-static void finish_output(const convolution *c, const finishing *f, int pool, void *sums, size_t o, void *y) {
-    size_t m, stride = c->vectors * LANES, count;
-    size_t size = pool ? (c->out[0] / 2) * (c->out[1] / 2) : c->out[0] * c->out[1];
+/* The sums of output `o`, `components` planes of them, to their places in `y`, from row `top` of `height` on. Sums are
+ * overwritten. */
+static void finish_output(const convolution *c, const finishing *f, int pool, void *sums, size_t o, size_t top, size_t height,
+                          void *y) {
+    size_t m, stride = c->vectors * LANES, count, by = pool ? 2 : 1, size = height / by * (c->out[1] / by);
     for (m = 0; m < c->w.components; m++) {
-        size_t first = (m * c->w.outputs + o) * size;
-        if (c->w.pairs) {
+        size_t first = (m * c->w.outputs + o) * size + top / by * (c->out[1] / by);
+        if (OF_I8(c->w.pairs)) {
             int32_t *plane = (int32_t *)sums + m * stride;
             count = gather_i8(plane, c->row, c->out, pool);
             finish_i8(f, plane, count, o, first, y);
@@ -1366,8 +1468,14 @@ static void finish_output(const convolution *c, const finishing *f, int pool, vo
     }
 }
 
-static void multiply_conv(const machine *m, const uint32_t *op, const convolution *plan) {
-    convolution c = *plan;
+/* The fastest plan that the arena has room for. */
+static convolution fitting(const machine *m, const uint32_t *op) {
+    convolution c = conv_of(m->blob, op, 1, LANES);
+    return c.scratch <= m->scratch_bytes ? c : conv_of(m->blob, op, 0, LANES);
+}
+
+static int run_conv(const machine *m, const uint32_t *op) {
+    convolution c = LANES == 1 ? conv_of(m->blob, op, 0, 1) : fitting(m, op); /* without vectors there is one: no copy of it */
     finishing f = finishing_of(m, op + QRN_CONV_ACTIVATION, op[QRN_CONV_Y_DTYPE], op + QRN_CONV_QUANT, &c.w);
     const void *x = at(m, op[QRN_CONV_X]);
     void *y = out_at(m, op[QRN_CONV_Y]);
@@ -1378,8 +1486,9 @@ static void multiply_conv(const machine *m, const uint32_t *op, const convolutio
     float *ones = is_none(op[QRN_CONV_CONSTANT]) ? NULL : (float *)(void *)(m->scratch + c.ones_at);
     float *sums = (float *)(void *)(m->scratch + c.sums_at), *units = (float *)(void *)(m->scratch + c.units_at);
     const float *planes = c.in_place ? (const float *)x : (const float *)(const void *)(m->scratch + c.planes_at);
-    size_t per_group = c.w.outputs / c.groups, group_units = c.units / c.groups, n, k, g, o;
-    if (!c.in_place && c.w.pairs) {
+    size_t per_group = c.w.outputs / c.groups, group_units = c.units / c.groups, height = c.out[0], top, n, k, g, o;
+    if (c.scratch > m->scratch_bytes) return QRN_ARENA_TOO_SMALL;
+    if (!c.in_place && OF_I8(c.w.pairs)) {
         prepare_pairs(&c, (const int8_t *)x, (int32_t)op[QRN_CONV_QUANT + QRN_Q_X_ZERO],
                       (int32_t *)(void *)(m->scratch + c.planes_at), (int32_t *)(void *)(m->scratch + c.padded_at));
     } else if (!c.in_place) {
@@ -1406,57 +1515,54 @@ static void multiply_conv(const machine *m, const uint32_t *op, const convolutio
         if (c.gathered) gather_taps(&c, padded, ones);
         memset(ones + c.plane, 0, 4 * LANES);
     }
-    for (g = 0; g < c.groups; g++) {
-        const float *source = planes + g * group_units * c.plane;
-        size_t last = (g + 1) * per_group, many;
-        for (o = g * per_group; o < last; o += many) {
-            size_t b, count = unit_count(&c.w, o);
-            many = c.whole ? smaller(BLOCK, last - o) : 1;
+    for (top = 0; top < height; top += c.strip) {
+        c.out[0] = smaller(c.strip, height - top);
+        if (LANES == 1) c.vectors = c.out[0] * c.out[1];
+        for (g = 0; g < c.groups; g++) {
+            const float *source = planes + g * group_units * c.plane + top * c.pitch;
+            size_t last = (g + 1) * per_group, many;
+            for (o = g * per_group; o < last; o += many) {
+                size_t b, count = unit_count(&c.w, o);
+                many = c.whole ? smaller(BLOCK, last - o) : 1;
 #if LANES > 1
-            if (c.whole) {
-                float *block = (float *)(void *)(m->scratch + c.block_at);
-                if (c.w.pairs) {
-                    outputs_i8(&c, (const int32_t *)(const void *)source, place, o, many,
-                               (int32_t *)(void *)block, (int32_t *)(void *)sums);
-                } else if (c.w.components == 4) hadamard_outputs(&c, source, place, o, many, units, block, sums);
-                else real_outputs(&c, source, place, o, many, units, block, sums);
-            } else
+                if (c.whole) {
+                    float *block = (float *)(void *)(m->scratch + c.block_at);
+                    if (c.w.pairs) {
+                        outputs_i8(&c, (const int32_t *)(const void *)source, place, o, many,
+                                   (int32_t *)(void *)block, (int32_t *)(void *)sums);
+                    } else if (c.w.components == 4) hadamard_outputs(&c, source, place, o, many, units, block, sums);
+                    else real_outputs(&c, source, place, o, many, units, block, sums);
+                } else
 #endif
-            {
-                float bias[4];
-                int32_t bias_i8[4];
-                for (b = 0; b < c.w.components; b++) {
-                    if (c.w.pairs) bias_i8[b] = ((const int32_t *)c.w.bias)[b * c.w.outputs + o];
-                    else bias[b] = ((const float *)c.w.bias)[b * c.w.outputs + o];
+                {
+                    float bias[4];
+                    int32_t bias_i8[4];
+                    for (b = 0; b < c.w.components; b++) {
+                        if (OF_I8(c.w.pairs)) bias_i8[b] = ((const int32_t *)c.w.bias)[b * c.w.outputs + o];
+                        else bias[b] = ((const float *)c.w.bias)[b * c.w.outputs + o];
+                    }
+                    if (c.w.starts) stored_taps(&c.w, o, place, stored);
+                    if (OF_I8(c.w.pairs)) {
+                        const int32_t *w = pairs_of(&c.w, o, (int32_t *)(void *)units);
+                        output_i8(&c, (const int32_t *)(const void *)source, taps, w, count, bias_i8, (int32_t *)(void *)sums);
+                    } else {
+                        const float *w = floats_of(&c.w, o, units);
+                        if (c.w.components == 1) real_output(&c, source, taps, w, count, bias[0], sums);
+                        else quaternion_output(&c, source, taps, w, count, bias, sums);
+                    }
                 }
-                if (c.w.starts) stored_taps(&c.w, o, place, stored);
-                if (c.w.pairs) {
-                    const int32_t *w = pairs_of(&c.w, o, (int32_t *)(void *)units);
-                    output_i8(&c, (const int32_t *)(const void *)source, taps, w, count, bias_i8, (int32_t *)(void *)sums);
-                } else {
-                    const float *w = floats_of(&c.w, o, units);
-                    if (c.w.components == 1) real_output(&c, source, taps, w, count, bias[0], sums);
-                    else quaternion_output(&c, source, taps, w, count, bias, sums);
+                for (b = 0; b < many; b++) {
+                    float *mine = sums + b * c.w.components * c.vectors * LANES;
+                    if (ones) {
+                        const uint32_t *numbers = (const uint32_t *)at(m, op[QRN_CONV_CONSTANT]) + (o + b) * 4 * c.area;
+                        if (OF_I8(c.w.pairs)) add_constant_i8(&c, ones + top * c.pitch, kernel, (const int32_t *)numbers, (int32_t *)(void *)mine);
+                        else add_constant(&c, ones + top * c.pitch, kernel, (const float *)(const void *)numbers, mine);
+                    }
+                    finish_output(&c, &f, pool, mine, o + b, top, height, y);
                 }
-            }
-            for (b = 0; b < many; b++) {
-                float *mine = sums + b * c.w.components * c.vectors * LANES;
-                if (ones) {
-                    const uint32_t *numbers = (const uint32_t *)at(m, op[QRN_CONV_CONSTANT]) + (o + b) * 4 * c.area;
-                    if (c.w.pairs) add_constant_i8(&c, ones, kernel, (const int32_t *)numbers, (int32_t *)(void *)mine);
-                    else add_constant(&c, ones, kernel, (const float *)(const void *)numbers, mine);
-                }
-                finish_output(&c, &f, pool, mine, o + b, y);
             }
         }
     }
-}
-
-static int run_conv(const machine *m, const uint32_t *op) {
-    convolution c = conv_of(m->blob, op, 1);
-    if (c.scratch > m->scratch_bytes) c = conv_of(m->blob, op, 0);
-    if (c.scratch > m->scratch_bytes) return QRN_ARENA_TOO_SMALL;
-    multiply_conv(m, op, &c);
     return 0;
 }
 
@@ -1467,13 +1573,13 @@ typedef struct {
     size_t x_at, places_at, units_at, sums_at, scratch;
 } linear_plan;
 
-static linear_plan linear_of(const weights *w, size_t channels) {
+static linear_plan linear_of(const weights *w, size_t channels, size_t lanes) {
     linear_plan p;
-    size_t used = 0;
-    p.x_at = reserve(&used, (w->pairs ? 32u : 16u) * (channels + 4));
-    p.places_at = reserve(&used, w->starts ? 4 * w->taps : 0);
-    p.units_at = reserve(&used, w->pairs ? 0 : working_bytes(w));
-    p.sums_at = reserve(&used, 4 * w->components * w->outputs);
+    size_t used = 0, quaternion = w->components == 4, number = w->pairs ? 2 : 0; /* of a real x: its pairs, or where it lies */
+    p.x_at = reserve(&used, lanes, quaternion ? (w->pairs ? 32u : 16u) * (channels + 4) : number * (channels + 1));
+    p.places_at = reserve(&used, lanes, w->starts ? 4 * w->taps : 0);
+    p.units_at = reserve(&used, lanes, w->pairs ? 0 : working_bytes(w, lanes));
+    p.sums_at = reserve(&used, lanes, 4 * w->components * w->outputs);
     p.scratch = used;
     return p;
 }
@@ -1594,7 +1700,7 @@ KERNEL void quaternion_dot_i8(const int32_t *x, const int32_t *place, const int8
     for (n = 0; n < count; n++, w += 4) {
         const int32_t *p = x + 8 * (place ? (size_t)place[n] : n);
         int32_t first = pair(w[0], w[1]), second = pair(w[2], w[3]);
-        for (m = 0; m < 4; m++) y[m] += dot_pairs(p[2 * m], first) + dot_pairs(p[2 * m + 1], second);
+        for (m = 0; m < 4; m++) y[m] = add_pairs(add_pairs(y[m], p[2 * m], first), p[2 * m + 1], second);
     }
 #endif
 }
@@ -1651,11 +1757,11 @@ static void linear_row_i8(const weights *w, const linear_plan *p, uint8_t *scrat
 }
 
 static int run_linear(const machine *m, const uint32_t *op) {
-    int pairs = op[QRN_LINEAR_X_DTYPE] == QRN_I8;
+    int pairs = OF_I8(op[QRN_LINEAR_X_DTYPE] == QRN_I8);
     weights w = weights_of(m->blob, op + QRN_LINEAR_WEIGHTS, pairs);
     finishing f = finishing_of(m, op + QRN_LINEAR_ACTIVATION, op[QRN_LINEAR_Y_DTYPE], op + QRN_LINEAR_QUANT, &w);
     size_t rows = op[QRN_LINEAR_ROWS], channels = op[QRN_LINEAR_CHANNELS], parts = op[QRN_LINEAR_PARTS], row, width, p;
-    linear_plan plan = linear_of(&w, channels);
+    linear_plan plan = linear_of(&w, channels, LANES);
     const void *x = at(m, op[QRN_LINEAR_X]);
     void *y = out_at(m, op[QRN_LINEAR_Y]);
     if (plan.scratch > m->scratch_bytes) return QRN_ARENA_TOO_SMALL;
@@ -1681,7 +1787,7 @@ static int run_recurrent(const machine *m, const uint32_t *op) {
     weights w = weights_of(m->blob, op + QRN_RECURRENT_WEIGHTS, 0);
     uint32_t kind = op[QRN_RECURRENT_KIND];
     size_t gates = gates_of(kind), units = w.outputs / gates, steps = op[QRN_RECURRENT_STEPS], parts = w.components == 4 ? 15 : 1;
-    linear_plan plan = linear_of(&w, units);
+    linear_plan plan = linear_of(&w, units, LANES);
     float *gate = (float *)(void *)(m->scratch + plan.sums_at), *h = (float *)out_at(m, op[QRN_RECURRENT_H]);
     float *c = kind == QRN_LSTM ? (float *)out_at(m, op[QRN_RECURRENT_C]) : NULL;
     size_t step, q, u;
@@ -1773,6 +1879,11 @@ static void run_nest(const machine *m, const uint32_t *op) {
 }
 
 /* ------------------------------------------------------------------------------------------------- other operations */
+
+static void run_unary(const machine *m, const uint32_t *op) {
+    unary(op[QRN_UNARY_KIND], (const float *)at(m, op[QRN_UNARY_X]), (float *)out_at(m, op[QRN_UNARY_Y]), op[QRN_UNARY_COUNT],
+          as_float(op[QRN_UNARY_A]), as_float(op[QRN_UNARY_B]));
+}
 
 static void window(const uint32_t *op, size_t axis, size_t n, size_t size, size_t *first, size_t *last, size_t *step,
                    size_t *padded) {
@@ -2021,7 +2132,7 @@ static int bounded(const bounds *k, uint32_t address, uint64_t count, int bits) 
     return 1;
 }
 
-static int weights_fit(const bounds *k, const uint32_t *words, int pairs, uint64_t outputs, uint64_t taps) {
+COLD static int weights_fit(const bounds *k, const uint32_t *words, int pairs, uint64_t outputs, uint64_t taps) {
     uint64_t components = words[QRN_W_COMPONENTS], units, size, o;
     weights w;
     if (components != 1 && components != 4) return 0;
@@ -2058,9 +2169,10 @@ static int weights_fit(const bounds *k, const uint32_t *words, int pairs, uint64
     return in_blob(k, words[QRN_W_VALUES], times(units, components == 4 ? 4 : pairs ? 2 : 1), size);
 }
 
-static int finishing_fits(const bounds *k, uint32_t activation, uint32_t x_dtype, uint32_t y_dtype, const uint32_t *quant,
+COLD static int finishing_fits(const bounds *k, uint32_t activation, uint32_t x_dtype, uint32_t y_dtype, const uint32_t *quant,
                           uint64_t outputs) {
-    if (activation >= QRN_ACTIVATIONS || (x_dtype != QRN_F32 && x_dtype != QRN_I8)) return 0;
+    if (!HAS_ACTIVATION(activation) || (x_dtype != QRN_F32 && x_dtype != QRN_I8)) return 0;
+    if (!HAS(x_dtype == QRN_I8 ? QRN_PRODUCTS_I8 : QRN_PRODUCTS_F32)) return 0;
     if (y_dtype != QRN_F32 && !(y_dtype == QRN_I8 && x_dtype == QRN_I8)) return 0;
     if (x_dtype == QRN_I8 && !is_i8(quant[QRN_Q_X_ZERO])) return 0;
     if (y_dtype == QRN_I8) {
@@ -2076,7 +2188,7 @@ static int finishing_fits(const bounds *k, uint32_t activation, uint32_t x_dtype
     return 1;
 }
 
-static const char *check_conv(bounds *k, const uint32_t *op) {
+COLD static const char *check_conv(bounds *k, const uint32_t *op) {
     static const char wrong[] = "a convolution does not fit its tensors";
     uint64_t outputs = op[QRN_CONV_WEIGHTS + QRN_W_OUTPUTS], components = op[QRN_CONV_WEIGHTS + QRN_W_COMPONENTS];
     uint64_t parts = 0, out[2], plane = 1, axis, n, per_group, taps, positions, size;
@@ -2122,7 +2234,7 @@ static const char *check_conv(bounds *k, const uint32_t *op) {
     return NULL;
 }
 
-static const char *check_linear(bounds *k, const uint32_t *op) {
+COLD static const char *check_linear(bounds *k, const uint32_t *op) {
     static const char wrong[] = "a linear layer does not fit its tensors";
     uint64_t outputs = op[QRN_LINEAR_WEIGHTS + QRN_W_OUTPUTS], components = op[QRN_LINEAR_WEIGHTS + QRN_W_COMPONENTS];
     uint64_t parts = 0, n, rows = op[QRN_LINEAR_ROWS], channels = op[QRN_LINEAR_CHANNELS], taps;
@@ -2140,7 +2252,7 @@ static const char *check_linear(bounds *k, const uint32_t *op) {
     return worked(k, times(times(rows, outputs), taps * components * components)) ? NULL : "it would never end";
 }
 
-static const char *check_recurrent(bounds *k, const uint32_t *op) {
+COLD static const char *check_recurrent(bounds *k, const uint32_t *op) {
     static const char wrong[] = "a recurrent layer does not fit its tensors";
     const uint32_t *w = op + QRN_RECURRENT_WEIGHTS;
     uint64_t gates = gates_of(op[QRN_RECURRENT_KIND]), outputs = w[QRN_W_OUTPUTS], components = w[QRN_W_COMPONENTS];
@@ -2155,7 +2267,7 @@ static const char *check_recurrent(bounds *k, const uint32_t *op) {
     return worked(k, times(times(steps, outputs), (units + 16) * components * components)) ? NULL : "it would never end";
 }
 
-static const char *check_nest(bounds *k, const uint32_t *op) {
+COLD static const char *check_nest(bounds *k, const uint32_t *op) {
     static const char wrong[] = "a loop over tensors leaves them";
     uint64_t reach[3] = {0, 0, 0}, count = 1, n, which, size = dtype_bytes(op[QRN_NEST_DTYPE]);
     if (op[QRN_NEST_KIND] >= QRN_NEST_KINDS || op[QRN_NEST_DTYPE] > QRN_I32) return wrong;
@@ -2176,7 +2288,7 @@ static const char *check_nest(bounds *k, const uint32_t *op) {
     return worked(k, count) ? NULL : "it would never end";
 }
 
-static const char *check_pool(bounds *k, const uint32_t *op) {
+COLD static const char *check_pool(bounds *k, const uint32_t *op) {
     static const char wrong[] = "a pooling does not fit its tensors";
     uint64_t axis, n, planes, size, reach = 1, places = times(op[QRN_POOL_OUT], op[QRN_POOL_OUT + 1]);
     int adaptive = op[QRN_POOL_KERNEL] == 0 && op[QRN_POOL_KERNEL + 1] == 0;
@@ -2207,13 +2319,13 @@ static const char *check_pool(bounds *k, const uint32_t *op) {
     return worked(k, times(times(planes, places), reach)) ? NULL : "it would never end";
 }
 
-static const char *check_other(bounds *k, uint32_t code, const uint32_t *op) {
+COLD static const char *check_other(bounds *k, uint32_t code, const uint32_t *op) {
     static const char wrong[] = "an operation does not fit its tensors";
     uint64_t count, places;
     switch (code) {
     case QRN_OP_UNARY:
         count = op[QRN_UNARY_COUNT];
-        if (op[QRN_UNARY_KIND] >= QRN_ACTIVATIONS || !in_arena(k, op[QRN_UNARY_X], count, 4) || !in_arena(k, op[QRN_UNARY_Y], count, 4))
+        if (!HAS_ACTIVATION(op[QRN_UNARY_KIND]) || !in_arena(k, op[QRN_UNARY_X], count, 4) || !in_arena(k, op[QRN_UNARY_Y], count, 4))
             return wrong;
         return worked(k, count) ? NULL : wrong;
     case QRN_OP_EMBED:
@@ -2284,7 +2396,7 @@ static uint32_t op_words(uint32_t code) {
                                     QRN_QUANTIZE_WORDS,
                                     QRN_RESIZE_WORDS,
                                     QRN_ADD_WORDS};
-    return code < sizeof words ? words[code] : 0;
+    return code < sizeof words && HAS(code) ? words[code] : 0;
 }
 
 static uint32_t crc_of(const uint8_t *bytes, size_t count) {
@@ -2318,7 +2430,7 @@ size_t qrn_bytes(qrn_tensor tensor) {
     return count;
 }
 
-const char *qrn_check(const void *blob, size_t bytes) {
+COLD const char *qrn_check(const void *blob, size_t bytes) {
     const uint32_t *words = (const uint32_t *)blob;
     uint64_t place, end, n, tensors;
     bounds k;
@@ -2338,7 +2450,7 @@ const char *qrn_check(const void *blob, size_t bytes) {
     end = bytes / 4;
     if (place > end) return "it is cut short";
     for (n = 0; n < tensors; n++) {
-        const uint32_t *t = tensor_words(blob, n);
+        const uint32_t *t = tensor_words(blob, (size_t)n);
         uint64_t count = 1, axis;
         if (t[0] > QRN_I32 || t[1] > QRN_AXES) return "an input or output is of no known kind";
         for (axis = 0; axis < t[1]; axis++) {
@@ -2355,12 +2467,12 @@ const char *qrn_check(const void *blob, size_t bytes) {
         if (op_words(code) == 0) return "it has an operation that this runtime does not know";
         if (words[place + 1] != op_words(code) || end - place - 2 < op_words(code)) return "an operation is cut short";
         place += 2;
-        wrong = code == QRN_OP_CONV        ? check_conv(&k, words + place)
-                : code == QRN_OP_LINEAR    ? check_linear(&k, words + place)
-                : code == QRN_OP_RECURRENT ? check_recurrent(&k, words + place)
-                : code == QRN_OP_NEST      ? check_nest(&k, words + place)
-                : code == QRN_OP_POOL      ? check_pool(&k, words + place)
-                                           : check_other(&k, code, words + place);
+        wrong = HAS(QRN_OP_CONV) && code == QRN_OP_CONV             ? check_conv(&k, words + place)
+                : HAS(QRN_OP_LINEAR) && code == QRN_OP_LINEAR       ? check_linear(&k, words + place)
+                : HAS(QRN_OP_RECURRENT) && code == QRN_OP_RECURRENT ? check_recurrent(&k, words + place)
+                : HAS(QRN_OP_NEST) && code == QRN_OP_NEST           ? check_nest(&k, words + place)
+                : HAS(QRN_OP_POOL) && code == QRN_OP_POOL           ? check_pool(&k, words + place)
+                                                                    : check_other(&k, code, words + place);
         if (wrong) return wrong;
         place += op_words(code);
     }
@@ -2370,34 +2482,36 @@ const char *qrn_check(const void *blob, size_t bytes) {
 
 /* ----------------------------------------------------------------------------------------------------------- running */
 
-static size_t scratch_of(const uint8_t *blob, uint32_t code, const uint32_t *op, int fast) {
+static size_t scratch_of(const uint8_t *blob, uint32_t code, const uint32_t *op, int fast, size_t lanes) {
     if (code == QRN_OP_CONV) { /* what is faster does not always take more */
-        size_t most = conv_of(blob, op, 1).scratch;
-        return fast ? most : smaller(most, conv_of(blob, op, 0).scratch);
+        size_t most = conv_of(blob, op, 1, lanes).scratch;
+        return fast ? most : smaller(most, conv_of(blob, op, 0, lanes).scratch);
     }
     if (code == QRN_OP_LINEAR) {
         weights w = weights_of(blob, op + QRN_LINEAR_WEIGHTS, op[QRN_LINEAR_X_DTYPE] == QRN_I8);
-        return linear_of(&w, op[QRN_LINEAR_CHANNELS]).scratch;
+        return linear_of(&w, op[QRN_LINEAR_CHANNELS], lanes).scratch;
     }
     if (code == QRN_OP_RECURRENT) {
         weights w = weights_of(blob, op + QRN_RECURRENT_WEIGHTS, 0);
-        return linear_of(&w, w.taps).scratch;
+        return linear_of(&w, w.taps, lanes).scratch;
     }
     return 0;
 }
 
 /* Tensors, then scratch memory. A vector may read past the end of a tensor, so there is always something behind the last. */
-static size_t scratch_start(const void *blob) { return (((const uint32_t *)blob)[QRN_HEADER_TENSORS] + 31 + 32) & ~(size_t)31; }
+static size_t scratch_start(const void *blob, size_t lanes) {
+    return rounded(((const uint32_t *)blob)[QRN_HEADER_TENSORS] + 32, lanes);
+}
 
 static const uint32_t *first_op(const void *blob) { return tensor_words(blob, qrn_inputs(blob) + qrn_outputs(blob)); }
 
-size_t qrn_arena(const void *blob, int fast) {
+size_t qrn_arena(const void *blob, int which) {
     const uint32_t *op = first_op(blob);
-    size_t most = 0, n;
+    size_t most = 0, n, lanes = which == QRN_LEAST_ON_DEVICE ? 1 : LANES;
     for (n = 0; n < ((const uint32_t *)blob)[QRN_HEADER_OPS]; n++, op += 2 + op[1]) {
-        most = larger(most, scratch_of((const uint8_t *)blob, op[0], op + 2, fast));
+        most = larger(most, scratch_of((const uint8_t *)blob, op[0], op + 2, which == QRN_FASTEST, lanes));
     }
-    return scratch_start(blob) + most;
+    return scratch_start(blob, lanes) + most;
 }
 
 size_t qrn_inputs(const void *blob) { return ((const uint32_t *)blob)[QRN_HEADER_INPUTS]; }
@@ -2410,36 +2524,37 @@ int qrn_run(const void *blob, void *arena, size_t arena_bytes, const void *const
     machine m;
     size_t n, ops = ((const uint32_t *)blob)[QRN_HEADER_OPS];
     m.blob = (const uint8_t *)blob;
-    if (arena_bytes < scratch_start(blob)) return QRN_ARENA_TOO_SMALL;
+    if (arena_bytes < scratch_start(blob, LANES)) return QRN_ARENA_TOO_SMALL;
     m.arena = (uint8_t *)arena;
-    m.scratch = m.arena + scratch_start(blob);
-    m.scratch_bytes = arena_bytes - scratch_start(blob);
+    m.scratch = m.arena + scratch_start(blob, LANES);
+    m.scratch_bytes = arena_bytes - scratch_start(blob, LANES);
     for (n = 0; n < qrn_inputs(blob); n++) {
         memcpy(m.arena + tensor_words(blob, n)[2 + QRN_AXES], inputs[n], qrn_bytes(qrn_input(blob, n)));
     }
     for (n = 0; n < ops; n++, op += 2 + op[1]) {
         const uint32_t *arguments = op + 2;
         int failed = 0;
+#define CASE(name, call) \
+    case QRN_OP_##name:  \
+        if (HAS(QRN_OP_##name)) call; \
+        break
         switch (op[0]) {
-        case QRN_OP_CONV: failed = run_conv(&m, arguments); break;
-        case QRN_OP_LINEAR: failed = run_linear(&m, arguments); break;
-        case QRN_OP_RECURRENT: failed = run_recurrent(&m, arguments); break;
-        case QRN_OP_NEST: run_nest(&m, arguments); break;
-        case QRN_OP_UNARY:
-            unary(arguments[QRN_UNARY_KIND], (const float *)at(&m, arguments[QRN_UNARY_X]),
-                  (float *)out_at(&m, arguments[QRN_UNARY_Y]), arguments[QRN_UNARY_COUNT], as_float(arguments[QRN_UNARY_A]),
-                  as_float(arguments[QRN_UNARY_B]));
-            break;
-        case QRN_OP_POOL: run_pool(&m, arguments); break;
-        case QRN_OP_EMBED: failed = run_embed(&m, arguments); break;
-        case QRN_OP_ARGMAX: run_argmax(&m, arguments); break;
-        case QRN_OP_TABLE: run_table(&m, arguments); break;
-        case QRN_OP_PIXELS: run_pixels(&m, arguments); break;
-        case QRN_OP_QUANTIZE: run_quantize(&m, arguments); break;
-        case QRN_OP_DEQUANTIZE: run_dequantize(&m, arguments); break;
-        case QRN_OP_RESIZE: run_resize(&m, arguments); break;
-        default: run_add_i8(&m, arguments); break;
+            CASE(CONV, failed = run_conv(&m, arguments));
+            CASE(LINEAR, failed = run_linear(&m, arguments));
+            CASE(RECURRENT, failed = run_recurrent(&m, arguments));
+            CASE(NEST, run_nest(&m, arguments));
+            CASE(UNARY, run_unary(&m, arguments));
+            CASE(POOL, run_pool(&m, arguments));
+            CASE(EMBED, failed = run_embed(&m, arguments));
+            CASE(ARGMAX, run_argmax(&m, arguments));
+            CASE(TABLE, run_table(&m, arguments));
+            CASE(PIXELS, run_pixels(&m, arguments));
+            CASE(QUANTIZE, run_quantize(&m, arguments));
+            CASE(DEQUANTIZE, run_dequantize(&m, arguments));
+            CASE(RESIZE, run_resize(&m, arguments));
+            CASE(ADD_I8, run_add_i8(&m, arguments));
         }
+#undef CASE
         if (failed) return failed;
     }
     for (n = 0; n < qrn_outputs(blob); n++) {

@@ -63,7 +63,9 @@ enum {
     QRN_OP_QUANTIZE = 11,
     QRN_OP_DEQUANTIZE = 12,
     QRN_OP_RESIZE = 13,   /* bilinear */
-    QRN_OP_ADD_I8 = 14
+    QRN_OP_ADD_I8 = 14,
+    QRN_PRODUCTS_F32 = 30, /* no operations: bits that stand beside those of operations in QRN_BUILD_OPS (quern_rt.c) */
+    QRN_PRODUCTS_I8 = 31
 };
 
 /* The weights of a product: `components` 4 (quaternions) or 1. An output has `taps` places for a unit of weight; a unit is
@@ -319,14 +321,20 @@ typedef struct {
  * no other function looks at what this one did not accept. */
 const char *qrn_check(const void *blob, size_t bytes);
 
-/* Bytes of working memory: the least that qrn_run takes, or with `fast` as much as it can make use of. */
-size_t qrn_arena(const void *blob, int fast);
+/* Bytes of working memory: the least that qrn_run takes, as much as it can make use of, or the least on a processor without
+ * vectors (LANES 1), as microcontrollers are. */
+enum { QRN_LEAST = 0, QRN_FASTEST = 1, QRN_LEAST_ON_DEVICE = 2 };
+size_t qrn_arena(const void *blob, int which);
 
 size_t qrn_inputs(const void *blob);
 size_t qrn_outputs(const void *blob);
 qrn_tensor qrn_input(const void *blob, size_t n);
 qrn_tensor qrn_output(const void *blob, size_t n);
 size_t qrn_bytes(qrn_tensor tensor);
+
+/* Bytes of stack that any of these functions takes at most, whatever the network, on a 32-bit processor without vectors:
+ * nothing here is recursive or of variable size. Interrupts come on top. */
+enum { QRN_STACK = 1536 };
 
 /* Run the network once. 0, or what went wrong: */
 enum { QRN_ARENA_TOO_SMALL = 1, QRN_NO_SUCH_ENTRY = 2 };

@@ -32,13 +32,15 @@ _TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
 
 @dataclass(frozen=True)
 class PackedReport:
-    """A packed network that was written: its size, the working memory it takes at most speed and at least, how its
-    layers are stored, and the largest difference from the network's scores relative to the largest score."""
+    """A packed network that was written: its size, the working memory it takes at most speed and at least, all memory
+    that it takes on a microcontroller, how its layers are stored, and the largest difference from the network's scores
+    relative to the largest score."""
 
     path: Path
     bytes: int
     arena: int
     least_arena: int
+    ram: int
     layers: tuple[blob.StoredLayer, ...]
     difference: float
 
@@ -77,14 +79,15 @@ def to_packed(
         temporary.write_bytes(content)
         network = PackedNetwork(content, str(path))
         difference = _difference(program, network, dtype)
-    return PackedReport(path, len(content), network.arena, network.least_arena, tuple(layers), difference)
+    sizes = (network.arena, network.least_arena, network.ram)
+    return PackedReport(path, len(content), *sizes, tuple(layers), difference)
 
 
 def packed_size(model: nn.Module, example: Example, pixels: Pixels | None = None) -> tuple[int, int, int]:
-    """The bytes of ``model`` as a packed network in float32, how many of them are no weights, and the working memory
-    that it can do with; without writing or comparing it."""
+    """The bytes of ``model`` as a packed network in float32, how many of them are no weights, and the memory that it
+    takes on a microcontroller; without writing or comparing it."""
     content, layers = pack(Program(model, example, pixels), "float32")
-    return len(content), len(content) - sum(layer.bytes for layer in layers), PackedNetwork(content).least_arena
+    return len(content), len(content) - sum(layer.bytes for layer in layers), PackedNetwork(content).ram
 
 
 def pack(program: Program, dtype: PackedDtype) -> tuple[bytes, list[blob.StoredLayer]]:
