@@ -100,7 +100,7 @@ def test_quaternions_of_a_network_meet_a_budget_of_speed(images: ImageSet, by_co
     [
         ("max_flash", 1 / 3, RQ(1.0)),  # single quaternions that are zero take none
         ("max_flash", 1 / 3, GammaL1(1.0, with_beta=True)),
-        ("max_ram", 3 / 4, GammaL1(1.0, with_beta=True)),
+        ("max_ram", 0.9, GammaL1(1.0, with_beta=True)),
     ],
     ids=str,
 )

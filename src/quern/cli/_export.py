@@ -101,14 +101,15 @@ def export(
     from quern.report import write_network_page
 
     network, header = open_network(model)
+    if page:  # without these there is none, whatever images there are
+        _pixels(header, "uint8", model)
+        image_shape(header, model)
     images = images_to_check(header, dataset, data_dir, model)
     if (int8 or dtype == "int8") and images is None:
         raise QuernError("int8 needs images to find the ranges of numbers with: say --dataset.")
     if mcu and images is None:
         raise QuernError("--mcu needs an image to put in the folder: say --dataset.")
     raw = _pixels(header, pixels or ("uint8" if mcu or page else "none"), model)
-    if page:
-        image_shape(header, model)
     if raw is not None and images is not None and raw.top != images.top:
         raise QuernError(
             f"white is {raw.top} in the images of the network and {images.top} in those of {images.name}: "
