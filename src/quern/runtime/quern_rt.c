@@ -1016,11 +1016,10 @@ static const float *dense_floats(const weights *w, size_t o, float *row) {
     for (; n < end; n++, to += width) {
         for (; *gap == 255; gap++) to += 255 * width;
         to += *gap++ * width;
-        for (k = 0; k < width; k++) {
-            if (w->dtype == QRN_F32) to[k] = ((const float *)w->values)[n * width + k];
-            else if (w->dtype == QRN_F16) to[k] = half_to_float(((const uint16_t *)w->values)[n * width + k]);
-            else to[k] = (float)((const int8_t *)w->values)[n * width + k] * w->scales[o];
-        }
+        if (w->dtype == QRN_F32 && width == 4) memcpy(to, (const float *)w->values + 4 * n, 16);
+        else if (w->dtype == QRN_F32) *to = ((const float *)w->values)[n];
+        else if (w->dtype == QRN_F16) for (k = 0; k < width; k++) to[k] = half_to_float(((const uint16_t *)w->values)[n * width + k]);
+        else for (k = 0; k < width; k++) to[k] = (float)((const int8_t *)w->values)[n * width + k] * w->scales[o];
     }
     return row;
 }
