@@ -158,5 +158,19 @@ def measure(repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as docs/runtime.md has them, without those that are drawn."""
+    heads = ("one image, one core", "onnxruntime", "quern_rt", "faster", "asked for", "int8", "bytes", "int8")
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    for row in rows:
+        if "ratio" not in row or row["what"].startswith("CIFAR-10 at "):
+            continue
+        cells = [row["what"], f"{row['baseline']:.4f} ms", f"{row['quern']:.4f} ms", f"{row['ratio']:.2f}x"]
+        cells += ["" if row["target"] is None else f"{row['target']:g}x", f"{row['int8']['ms']:.4f} ms"]
+        cells += [f"{row[dtype]['bytes']:,}" for dtype in ("float32", "int8")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 if __name__ == "__main__":
     main(__doc__, measure, 15)
