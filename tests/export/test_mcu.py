@@ -41,6 +41,13 @@ needs_emulator = pytest.mark.skipif(
 PIXELS = Pixels((0.3,), (0.4,), "uint8", 16)
 
 
+@pytest.fixture(autouse=True)
+def no_make_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A make that runs the tests would have the ones inside warn that they cannot share its jobs."""
+    for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def digits() -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
     return models.digits_qcnn().eval(), torch.randint(0, 17, (64, 1, 8, 8), dtype=torch.uint8)

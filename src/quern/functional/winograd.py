@@ -41,7 +41,8 @@ Weights = tuple[Tensor, Tensor]
 def can_convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> bool:
     """Whether this is a convolution that :func:`winograd_convolution` makes, here and now."""
     return (
-        weight.shape[3:] == (3, 3)
+        not needs_plain(x, weight, bias)  # first: compilers go no further
+        and weight.shape[3:] == (3, 3)
         and geometry.groups == 1
         and not geometry.transposed
         and geometry.stride == geometry.dilation == (1, 1)
@@ -51,7 +52,6 @@ def can_convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geome
         and all(t.dtype == torch.float32 and t.device.type == "cpu" for t in (x, weight))
         and all(type(t) in (Tensor, torch.nn.Parameter) for t in (x, weight))
         and native.is_available()
-        and not needs_plain(x, weight, bias)
     )
 
 
