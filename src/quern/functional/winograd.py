@@ -41,7 +41,8 @@ Weights = tuple[Tensor, Tensor]
 def can_convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> bool:
     """Whether this is a convolution that :func:`winograd_convolution` makes, here and now."""
     return (
-        not needs_plain(x, weight, bias)  # first: compilers go no further
+        all(t.dtype == torch.float32 and t.device.type == "cpu" for t in (x, weight))
+        and not needs_plain(x, weight, bias)  # compilers go no further
         and weight.shape[3:] == (3, 3)
         and geometry.groups == 1
         and not geometry.transposed
@@ -49,7 +50,6 @@ def can_convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geome
         and geometry.padding[0] == geometry.padding[1]
         and min(x.shape[2:]) + 2 * geometry.padding[0] >= 3
         and x.shape[0] > 0
-        and all(t.dtype == torch.float32 and t.device.type == "cpu" for t in (x, weight))
         and all(type(t) in (Tensor, torch.nn.Parameter) for t in (x, weight))
         and native.is_available()
     )
