@@ -128,6 +128,17 @@ def geometries(draw: Any) -> tuple[Callable[[], nn.Module], tuple[int, ...]]:
     return (lambda: kind(unit * ins, (4 if quaternion else 1) * outs, kernel, **options)), (2, unit * ins, *sizes)
 
 
+def thinned(build: Any, share: float, constant: bool, seed: int) -> Any:
+    """A layer with a share of its quaternions zero, and with the constant channel of compaction if it can have one."""
+    torch.manual_seed(seed)
+    layer = build()
+    with torch.no_grad():
+        layer.weight *= (torch.rand(layer.weight.shape[1:]) >= share).float()
+        if constant and isinstance(layer, (qnn.QConv1d, qnn.QConv2d)) and layer.padding_mode == "zeros":
+            layer.constant = nn.Parameter(torch.randn(4, layer.weight.shape[1], 1, *layer.kernel_size))
+    return layer
+
+
 @settings(max_examples=150)
 @given(
     made=geometries(),
@@ -138,12 +149,7 @@ def geometries(draw: Any) -> tuple[Callable[[], nn.Module], tuple[int, ...]]:
 def test_convolutions_of_every_geometry(made: Any, share: float, constant: bool, seed: int) -> None:
     """Any size, stride, border, group, storage; with the constant channel of compaction."""
     build, shape = made
-    torch.manual_seed(seed)
-    layer = build()
-    with torch.no_grad():
-        layer.weight *= (torch.rand(layer.weight.shape[1:]) >= share).float()
-        if constant and isinstance(layer, (qnn.QConv1d, qnn.QConv2d)) and layer.padding_mode == "zeros":
-            layer.constant = nn.Parameter(torch.randn(4, layer.weight.shape[1], 1, *layer.kernel_size))
+    layer = thinned(build, share, constant, seed)
     model, x = nn.Sequential(layer, nn.Tanh()), torch.randn(shape)
     network = check(model, x)
     with torch.no_grad():
@@ -171,12 +177,7 @@ def builds(network: runtime.PackedNetwork) -> list[runtime.PackedNetwork]:
 def test_int8_is_the_same_to_the_bit_and_close(made: Any, share: float, constant: bool, seed: int) -> None:
     """Products, sums and scales are whole numbers, so memory, vectors and the order of sums change nothing."""
     build, shape = made
-    torch.manual_seed(seed)
-    layer = build()
-    with torch.no_grad():
-        layer.weight *= (torch.rand(layer.weight.shape[1:]) >= share).float()
-        if constant and isinstance(layer, (qnn.QConv1d, qnn.QConv2d)) and layer.padding_mode == "zeros":
-            layer.constant = nn.Parameter(torch.randn(4, layer.weight.shape[1], 1, *layer.kernel_size))
+    layer = thinned(build, share, constant, seed)
     out = layer.out_channels
     last = qnn.QLinear(out, 8) if out % 4 == 0 and seed % 2 else nn.Linear(out, 8)
     pool = nn.AdaptiveMaxPool1d(1) if len(shape) == 3 else nn.AdaptiveMaxPool2d(1)

@@ -89,15 +89,9 @@ static void multiply(const product *p, const float *a, const float *b, float *c)
         }                                                      \
     } while (0)
 
-/* Numbers one after the other: `count` of them, in the same way. */
-static void walsh(const float *from, size_t count, const int32_t *signs, float *to) {
-#define BODY(kind) walsh_##kind(from + c, count, signs, to + c)
-    EACH(count, BODY);
-#undef BODY
-}
-
-static void walsh_of_products(const float *from, size_t count, const int32_t *signs, float *to) {
-#define BODY(kind) walsh_of_products_##kind(from + c, count, signs, to + c)
+/* H for `count` quaternions, whose components are `count` numbers each. */
+static void walsh(const float *from, size_t count, const int32_t *before, const int32_t *after, float *to) {
+#define BODY(kind) walsh_##kind(from + c, count, before, after, to + c)
     EACH(count, BODY);
 #undef BODY
 }
@@ -170,10 +164,10 @@ static void multiply_place(const job *j, size_t p, size_t count, const float *v,
     const convolution *k = j->c;
     size_t in = (size_t)k->units_in, out = (size_t)k->units_out, q;
     product of = {count, out, in, in, 1, out, out, 0};
-    walsh(v, count * in, PLUS, work);
+    walsh(v, count * in, PLUS, PLUS, work);
     for (q = 0; q < 4; q++)
         multiply(&of, work + q * count * in, j->first + (4 * p + q) * in * out, work + 4 * count * in + q * count * out);
-    walsh_of_products(work + 4 * count * in, count * out, k->flip, m);
+    walsh(work + 4 * count * in, count * out, PLUS, k->flip, m);
     of.add = 1;
     for (q = 0; q < 4; q++)
         multiply(&of, v + q * count * in, j->second + (4 * p + q) * in * out, m + (size_t)k->target[q] * count * out);
@@ -227,8 +221,8 @@ static void multiply_both(void *work) {
     while ((p = (size_t)__atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED)) < PLACES) {
         const float *x = j->scratch + p * PARTS * count * in, *g = m + p * PARTS * count * out;
         float *first = j->to_first + p * PARTS * in * out;
-        walsh(x, count * in, PLUS, rest);
-        walsh(g, count * out, k->flip, rest + 4 * count * in);
+        walsh(x, count * in, PLUS, PLUS, rest);
+        walsh(g, count * out, k->flip, PLUS, rest + 4 * count * in);
         for (q = 0; q < 4; q++) {
             multiply(&of, rest + q * count * in, rest + 4 * count * in + q * count * out, first + q * in * out);
             multiply(&of, x + q * count * in, g + (size_t)k->target[q] * count * out, j->to_second + (4 * p + q) * in * out);

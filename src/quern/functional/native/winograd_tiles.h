@@ -116,29 +116,16 @@ INLINE void NAME(gather)(const float *from, size_t step, const float *bias, floa
     NAME(store_tile)(image, at, d, bias ? NAME(load)(bias) : (number){0});
 }
 
-/* H applied to the components of quaternions, `step` numbers apart, the components of the input with their signs. */
-INLINE void NAME(walsh)(const float *from, size_t step, const int32_t *signs, float *to) {
-    number r = NAME(load)(from), i = NAME(load)(from + step), j = NAME(load)(from + 2 * step), k = NAME(load)(from + 3 * step);
-    number a, b, c, d;
-    if (signs[0] < 0) r = -r;
-    if (signs[1] < 0) i = -i;
-    if (signs[2] < 0) j = -j;
-    if (signs[3] < 0) k = -k;
-    a = r + i, b = r - i, c = j + k, d = j - k;
-    NAME(store)(to, a + c);
-    NAME(store)(to + step, b + d);
-    NAME(store)(to + 2 * step, a - c);
-    NAME(store)(to + 3 * step, b - d);
-}
-
-/* The same of products, whose results then have signs. */
-INLINE void NAME(walsh_of_products)(const float *from, size_t step, const int32_t *signs, float *to) {
-    number r = NAME(load)(from), i = NAME(load)(from + step), j = NAME(load)(from + 2 * step), k = NAME(load)(from + 3 * step);
-    number a = r + i, b = r - i, c = j + k, d = j - k;
-    NAME(store)(to, signs[0] < 0 ? -(a + c) : a + c);
-    NAME(store)(to + step, signs[1] < 0 ? -(b + d) : b + d);
-    NAME(store)(to + 2 * step, signs[2] < 0 ? -(a - c) : a - c);
-    NAME(store)(to + 3 * step, signs[3] < 0 ? -(b - d) : b - d);
+/* H applied to the components of quaternions, `step` numbers apart, with signs for them before and after it. */
+INLINE void NAME(walsh)(const float *from, size_t step, const int32_t *before, const int32_t *after, float *to) {
+    number q[PARTS], h[PARTS];
+    size_t n;
+    for (n = 0; n < PARTS; n++) q[n] = before[n] < 0 ? -NAME(load)(from + n * step) : NAME(load)(from + n * step);
+    h[0] = (q[0] + q[1]) + (q[2] + q[3]);
+    h[1] = (q[0] - q[1]) + (q[2] - q[3]);
+    h[2] = (q[0] + q[1]) - (q[2] + q[3]);
+    h[3] = (q[0] - q[1]) - (q[2] - q[3]);
+    for (n = 0; n < PARTS; n++) NAME(store)(to + n * step, after[n] < 0 ? -h[n] : h[n]);
 }
 
 /* C = A B, or C + A B, for so many rows and vectors of columns. */
