@@ -22,7 +22,7 @@ def environment() -> dict[str, str]:
 
 
 _ready = multiprocessing.get_context("forkserver")
-_ready.set_forkserver_preload(["tests.commands", "quern.paper", "quern.pipeline", "torch._dynamo", "sklearn.datasets"])
+_ready.set_forkserver_preload(["tests.commands", "quern.paper", "quern.pipeline", "torch._dynamo"])
 
 
 class Started:

@@ -30,6 +30,7 @@ def test_bench_compares_a_run_with_itself_compacted(run: Path) -> None:
     assert 10e6 < first["onnx_peak_bytes"] < first["torch_peak_bytes"]
 
 
+@pytest.mark.slow
 def test_bytes_of_a_file_are_those_of_the_file(run: Path, small: Path) -> None:
     out, _ = here("bench", run, small, "--batch", 1, "--threads", 1, "--repeats", 1, "--json")
     files = (run / "model.safetensors", small)

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.commands import here
 
 
@@ -15,6 +17,7 @@ def test_help_is_quick_and_has_examples() -> None:
     assert here("--version")[0].startswith("quern ")
 
 
+@pytest.mark.slow
 def test_looking_at_what_is_there_does_not_wait_for_torch(straight: tuple[Path, str, str]) -> None:
     results = Path(__file__).parents[2] / "results"
     commands = (

@@ -47,6 +47,7 @@ def test_numbers_that_are_not_finite_are_said_by_every_command(run: Path, tmp_pa
         assert "Warning" not in err
 
 
+@pytest.mark.slow
 def test_images_are_normalised_as_the_network_knows_them(run: Path, tmp_path: Path) -> None:
     """Not by the mean of whatever they are shown with: half as bright, they are another thing to a network."""
     digits = data.digits()

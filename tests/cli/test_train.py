@@ -169,6 +169,7 @@ def test_tensorboard_files_hold_the_history(tmp_path: Path) -> None:
         assert [e.value for e in events.Scalars(key)] == pytest.approx([line[key] for line in history], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_folders_and_npz_files_train(tmp_path: Path) -> None:
     random_ = np.random.default_rng(0)
     for name in ("cats", "dogs"):

@@ -1,12 +1,16 @@
 """The digits of scikit-learn."""
 
+import gzip
 import hashlib
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from quern import data
+from quern.data import _digits
 from quern.errors import DataError
 
 
@@ -29,7 +33,31 @@ def test_digits_are_there_without_a_network(monkeypatch: pytest.MonkeyPatch) -> 
     assert set(found.test.labels.tolist()) == set(range(10))
 
 
+@pytest.mark.slow
+def test_digits_are_those_that_scikit_learn_reads() -> None:
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    arrays = _digits._arrays()
+    assert np.array_equal(arrays["images"].reshape(-1, 64), pixels)
+    assert np.array_equal(arrays["labels"], labels)
+
+
 def test_other_digits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sklearn.datasets.load_digits", lambda **_: (np.zeros((1797, 64)), np.zeros(1797)))
+    arrays = _digits._arrays()
+    arrays["images"][5, 0, 0, 0] += 1
+    monkeypatch.setattr(_digits, "_arrays", lambda: arrays)
     with pytest.raises(DataError, match="install another version of scikit-learn"):
+        data.digits()
+
+
+@pytest.mark.parametrize("content", [None, b"1,2,x\n"], ids=["missing", "damaged"])
+def test_digits_that_cannot_be_read_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    if content is not None:
+        (tmp_path / "datasets" / "data").mkdir(parents=True)
+        (tmp_path / "datasets" / "data" / "digits.csv.gz").write_bytes(gzip.compress(content))
+    monkeypatch.setattr(_digits, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
+    with pytest.raises(DataError, match=r"scikit-learn's digits cannot be read \(.*: install scikit-learn again\."):
         data.digits()

@@ -269,6 +269,7 @@ def test_layers_beyond_the_networks_can_be_written(tmp_path: Path) -> None:
     to_onnx(random_values(sequence).float(), tmp_path / "sequence.onnx", torch.randn(3, 5, 8))
 
 
+@pytest.mark.slow
 def test_an_onnx_file_says_what_it_takes(tmp_path: Path) -> None:
     import onnx
 
@@ -363,6 +364,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[data.ImageSet, nn.
     return images, model, path
 
 
+@pytest.mark.slow
 def test_raw_pixels_are_normalised_inside(digits: Any, tmp_path: Path) -> None:
     images, model, path = digits
     raw, labels = images.val.pixels, images.val.labels
@@ -472,6 +474,7 @@ def dead() -> Any:
     return model
 
 
+@pytest.mark.slow
 def test_a_dead_network_is_one_warning_in_every_form(tmp_path: Path) -> None:
     model, x, path = dead(), torch.randn(4, 4, 5, 5), tmp_path / "dead.onnx"
     writes: list[Callable[[], Any]] = [

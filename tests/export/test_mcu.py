@@ -68,6 +68,7 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return emulator.build(request.param, tmp_path_factory.mktemp("built"), *strict)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_the_folder_builds_and_runs_here(exported: export.McuReport) -> None:
     """In the arena that it says, which the sanitizers watch, and without a warning."""
@@ -81,6 +82,7 @@ def test_the_folder_builds_and_runs_here(exported: export.McuReport) -> None:
     emulator.said(["make", "-s", "clean"], exported.folder)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_program_that_is_wrong_says_so(tmp_path: Path) -> None:
     """What is in the folder decides: another network, another class, an arena that is too small."""

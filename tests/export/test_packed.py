@@ -139,6 +139,7 @@ def thinned(build: Any, share: float, constant: bool, seed: int) -> Any:
     return layer
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     made=geometries(),
@@ -172,6 +173,7 @@ def builds(network: runtime.PackedNetwork) -> list[runtime.PackedNetwork]:
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(made=geometries(), share=st.sampled_from([0.0, 0.0, 0.4, 0.9]), constant=st.booleans(), seed=st.integers(0, 999))
 def test_int8_is_the_same_to_the_bit_and_close(made: Any, share: float, constant: bool, seed: int) -> None:
@@ -203,6 +205,7 @@ def test_builds_agree() -> None:
             assert gap(one, (x,), [wanted], one.least_arena) < 1e-5
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(rng=RNG)
 def test_random_networks(rng: random.Random) -> None:

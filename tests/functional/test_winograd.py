@@ -176,6 +176,7 @@ def test_a_training_of_a_layer_takes_it() -> None:
         assert not torch.equal(first, layer(x))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not COMPILERS, reason="NO C COMPILER: the source of the kernels was not looked at")
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("flags", [(), ("-mavx2", "-mfma")])

@@ -89,6 +89,7 @@ def test_a_frozen_dead_neuron_is_the_same_in_eval_mode(between: str, optimizer: 
     assert difference(net) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", NORMS)
 def test_any_batch_normalisation_will_do(norm: str) -> None:
     net = network(NORMS[norm]())

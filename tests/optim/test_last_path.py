@@ -210,6 +210,7 @@ def test_what_is_not_on_the_path_goes_by_the_formula() -> None:
         torch.testing.assert_close(weight[:, kept], plain.get_parameter(name)[:, kept])
 
 
+@pytest.mark.slow
 def test_a_state_goes_on_with_the_same_path() -> None:
     """Stopped and loaded into another optimizer after any number of steps: the same weights, nothing said twice."""
     wanted = digits()

@@ -77,6 +77,7 @@ def test_other_test_images_change_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert tuned(tmp_path / "other") == found
 
 
+@pytest.mark.slow
 def test_validation_images_are_what_it_goes_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The counterpart: with labels that are all wrong the accuracy is what is left of it."""
     found = tuned(tmp_path / "journal", 1)
@@ -165,6 +166,7 @@ def test_a_trial_ends_where_its_last_path_is_kept() -> None:
     assert (found.died, found.val_accuracy, found.sparsity) == ("last path", 0.0, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["gamma-bn", "gamma-beta-bn"])
 @pytest.mark.parametrize("family", ["paper", "quern"])
 def test_a_trial_on_neurons_counts_those_that_compaction_removes(
@@ -208,6 +210,7 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Trial]
     return path, tuned(path, 4, ("l2", "rql"))
 
 
+@pytest.mark.slow
 def test_every_method_has_its_trials_spread_over_its_range(journal: tuple[Path, list[Trial]]) -> None:
     _, found = journal
     assert [(t.family, t.method) for t in found] == [("quern", "none")] + [

@@ -20,6 +20,7 @@ from tests.train.short_runs import Stop
 pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("pipeline")
 def test_a_network_of_ones_own_meets_its_budget(run: tuple[Path, Compressed, nn.Module]) -> None:
     _, found, net = run
@@ -34,6 +35,7 @@ def test_a_network_of_ones_own_meets_its_budget(run: tuple[Path, Compressed, nn.
     assert isinstance(found.small_network, Own)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_onnx")
 def test_what_was_not_tested_is_not_called_so(loaders: tuple[Any, ...], tmp_path: Path) -> None:
     train, val, _ = loaders
@@ -67,6 +69,7 @@ def test_by_default_a_point_of_accuracy_may_be_lost_and_nothing_is_left_behind(
     assert list(work.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_onnx")
 def test_few_images_are_enough() -> None:
     quern.compress(shallow(), few_digits(), **{**SHORT, "grind": 3}, batch=64, max_drop=5.0)

@@ -19,6 +19,7 @@ from tests.small_tasks import Own, same
 pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning")  # so short a training takes a large λ
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("pipeline")
 def test_a_finished_folder_is_read_and_not_trained(
     run: tuple[Path, Compressed, nn.Module], loaders: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

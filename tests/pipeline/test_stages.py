@@ -114,6 +114,7 @@ def test_stopped_in_any_stage_and_resumed_is_never_stopped(
     assert (tmp_path / "record.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_onnx")
 def test_a_trained_network_is_not_trained_again(loaders: tuple[Any, ...], tmp_path: Path) -> None:
     net = Own()

@@ -58,6 +58,7 @@ def test_budgets_of_parameters_are_met(images: ImageSet, limit: int) -> None:
     assert alive(net, images)
 
 
+@pytest.mark.slow
 def test_a_budget_that_cannot_be_met_leaves_the_smallest_network_that_lives(images: ImageSet) -> None:
     net = shallow(hidden=16)
     steered(images, net, Budget(max_params=10))
@@ -95,6 +96,7 @@ def test_quaternions_of_a_network_meet_a_budget_of_speed(images: ImageSet, by_co
     assert alive(net, images)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "share", "penalty"),
     [
@@ -214,6 +216,7 @@ def test_counts_lead_to_the_same_network_as_plans(
     assert few <= 2 * 4 < plans
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["too few", "too many", "dead", "none"])
 def test_counts_that_are_wrong_are_not_acted_on(images: ImageSet, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """Right for the dense network, but not for what is left of it: then there are plans."""

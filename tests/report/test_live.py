@@ -72,6 +72,7 @@ def test_what_a_page_cannot_give_is_refused_in_a_sentence(tmp_path: Path) -> Non
     assert not page.exists()
 
 
+@pytest.mark.slow
 def test_a_report_without_a_panel_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def why(folder: Path) -> str:
         page = read_run(folder)

@@ -39,6 +39,7 @@ def test_folders_without_records_are_one_sentence(tmp_path: Path) -> None:
         assert "quern reproduce" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_reports_do_not_wait_for_torch(tmp_path: Path) -> None:
     write_compress(tmp_path / "results" / "run")
     code = (

@@ -14,6 +14,7 @@ from tests.report.pages import SENTENCE, assert_self_contained, there
 from tests.sample_records import compress_record, sample_record, write_compress
 
 
+@pytest.mark.slow
 def test_a_run_report_shows_all_there_is(tmp_path: Path) -> None:
     path = write_run_report(write_compress(tmp_path / "run"))
     assert path == tmp_path / "run" / "report.html"

@@ -124,6 +124,7 @@ def _pairs(least: int, most: int) -> Any:
     seed=st.integers(0, 99),
 )
 # Without the row that is not pooled, and with its border, the plane of these is as large as the input.
+@pytest.mark.slow
 @example(False, 3, (1, 1), (0, 1), (1, 1), (3, 4), nn.ReLU, 0)
 @example(True, 1, (1, 2), (1, 0), (1, 1), (6, 4), nn.Tanh, 0)
 def test_poolings_joined_to_convolutions(

@@ -30,6 +30,7 @@ def _version(command: str) -> str:
     return CLANG if f" {CLANG}" in said.splitlines()[0] else said.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_it_is_what_the_source_gives(tmp_path: Path) -> None:
     """Byte for byte. Where this fails the source was changed: `make wasm` builds it anew."""
     tools = {name: _version(name) for name in ("clang", "wasm-ld", "make")}

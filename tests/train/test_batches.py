@@ -42,6 +42,7 @@ class Noisy(Dataset[tuple[Tensor, Tensor]]):
         return self.x[n] + 0.1 * torch.randn(4, 8, 8), self.labels[n]
 
 
+@pytest.mark.slow
 def test_shuffled_and_noisy_loaders_give_the_same_weights_stopped_or_not(tmp_path: Path) -> None:
     images = few_digits()
     data = Loaders(DataLoader(Noisy(images.train), 32, shuffle=True), DataLoader(tensors(images.val), 100))
