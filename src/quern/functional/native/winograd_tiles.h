@@ -1,14 +1,6 @@
 /* Transforms of tiles and products of matrices, for one kind of number: a vector of channels, or one channel. Included by
  * winograd.c once for each, with `number` and NAME(). A tile of an image is 6 x 6 positions; its results are 4 x 4. */
 
-INLINE number NAME(load)(const float *from) {
-    number n;
-    memcpy(&n, from, sizeof n);
-    return n;
-}
-
-INLINE void NAME(store)(float *to, number n) { memcpy(to, &n, sizeof n); }
-
 /* B^T d: what of six positions the six products take. */
 INLINE void NAME(spread_six)(const number *d, size_t step, number *v, size_t v_step) {
     number a = d[0], b = d[step], c = d[2 * step], e = d[3 * step], f = d[4 * step], g = d[5 * step];
