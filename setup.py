@@ -34,7 +34,7 @@ runtime = libraries(
 kernels = libraries(
     "quern.functional.native",
     [f"{KERNELS}/{name}.c" for name in ("winograd", "depthwise")],
-    [f"{KERNELS}/{name}.h" for name in ("vectors", "winograd_tiles", "depthwise_taps")],
+    [f"{KERNELS}/{name}.h" for name in ("vectors", "winograd_tiles", "winograd_products", "depthwise_taps")],
     "-O3",
 )
 setup(ext_modules=[*runtime, *kernels])

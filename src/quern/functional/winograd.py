@@ -23,7 +23,7 @@ from quern.functional.shapes import as_pixels
 
 SIDE = 4  # results along each side of a tile
 PLACES = 36
-# Tiles that are multiplied at a time, six rows of a matrix in registers: their transforms should stay in the cache.
+# Tiles that are multiplied at a time, twelve (or six) rows of a matrix in registers: their transforms should stay in cache.
 BLOCK = 24
 SLICE_BYTES = 4 << 20  # of tiles of both sides, for the gradient of the weight
 
@@ -78,7 +78,7 @@ def _convolve(x: Tensor, weights: Weights, bias: Tensor | None, padding: int) ->
     images, _, height, width = x.shape
     _, inner, out = weights[0].shape
     convolution, tiles = _described(x, inner, out, padding)
-    convolution.block = min(BLOCK, 6 * -(-tiles // (6 * convolution.threads)))
+    convolution.block = min(BLOCK, 12 * -(-tiles // (12 * convolution.threads)))
     high, wide = (size + 2 * padding - 2 for size in (height, width))
     y = torch.empty((images, 4 * out, high, wide), memory_format=torch.channels_last)
     scratch = torch.empty(native.ask("quern_winograd_scratch", convolution, 0))

@@ -20,15 +20,38 @@ typedef struct {
     int add;
 } product;
 
+/* Rows of a product that fit into the registers with their two vectors of columns. Where there are registers of 16
+ * numbers, there are 32 of them. */
+#if defined(__AVX512F__)
+#define ROWS 12
+#define BROAD 16
+typedef float broad_vector __attribute__((vector_size(4 * BROAD)));
+#define number broad_vector
+#define NAME(name) name##_broad
+INLINE broad_vector load_broad(const float *from) {
+    broad_vector n;
+    memcpy(&n, from, sizeof n);
+    return n;
+}
+INLINE void store_broad(float *to, broad_vector n) { memcpy(to, &n, sizeof n); }
+#include "winograd_products.h"
+#undef number
+#undef NAME
+#else
+#define ROWS 6
+#endif
+
 #define number vector
 #define NAME(name) name##_wide
 #include "winograd_tiles.h"
+#include "winograd_products.h"
 #undef number
 #undef NAME
 
 #define number float
 #define NAME(name) name##_single
 #include "winograd_tiles.h"
+#include "winograd_products.h"
 #undef number
 #undef NAME
 
@@ -54,6 +77,10 @@ static const int32_t PLUS[4] = {1, 1, 1, 1};
 
 static void multiply(const product *p, const float *a, const float *b, float *c) {
     size_t j = 0;
+#if defined(BROAD)
+    for (; j + 2 * BROAD <= p->columns; j += 2 * BROAD) rows_broad(p, a, b + j, c + j, 2);
+    for (; j + BROAD <= p->columns; j += BROAD) rows_broad(p, a, b + j, c + j, 1);
+#endif
     for (; j + 2 * WIDE <= p->columns; j += 2 * WIDE) rows_wide(p, a, b + j, c + j, 2);
     for (; j + WIDE <= p->columns; j += WIDE) rows_wide(p, a, b + j, c + j, 1);
     for (; j < p->columns; j++) rows_single(p, a, b + j, c + j, 1);
