@@ -31,5 +31,10 @@ def libraries(package: str, sources: list[str], headers: list[str], optimize: st
 runtime = libraries(
     "quern.runtime", [f"{RUNTIME}/quern_rt.c", f"{RUNTIME}/quern_native.c"], [f"{RUNTIME}/quern_rt.h"], "-O2"
 )
-kernels = libraries("quern.functional.native", [f"{KERNELS}/winograd.c"], [f"{KERNELS}/winograd_tiles.h"], "-O3")
+kernels = libraries(
+    "quern.functional.native",
+    [f"{KERNELS}/{name}.c" for name in ("winograd", "depthwise")],
+    [f"{KERNELS}/{name}.h" for name in ("vectors", "winograd_tiles", "winograd_products", "depthwise_taps")],
+    "-O3",
+)
 setup(ext_modules=[*runtime, *kernels])

@@ -1,10 +1,11 @@
 """Speed of quern's layers against the common way: the 4x4 block rebuilt by ``cat``, one real operation, default layout.
 
-    python benchmarks/layers.py [--json FILE] [--repeats N]
+    python benchmarks/layers.py [--part NAME] [--json FILE] [--repeats N]
 
-Every ratio is baseline over quern, measured interleaved in this one run; above 1 is faster. Whole networks are timed in
+That is also how the library of 2019 writes its layers. Every ratio is baseline over quern, measured interleaved in this one run; above 1 is faster. Whole networks are timed in
 five fresh processes, of which the one with the median ratio is shown. The two networks of a row have the same weights,
-the same layers in the same order, and compute the same scores (checked before timing).
+the same layers in the same order, and compute the same scores (checked before timing), unless the row says otherwise:
+a real network of equal width has as many channels, and four times the parameters.
 """
 
 import copy
@@ -18,9 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import separable
 from quern import models
 from quern import nn as qnn
 from quern.bench.memory import peak_bytes
+from quern.sparsity import measure as measure_size
 from timing import main, medians
 
 
@@ -113,14 +116,36 @@ def both_ways(layer: nn.Module, x: Tensor, first: bool) -> Callable[[], None]:
     return call
 
 
-def _time_steps(name: str, repeats: int) -> dict[str, float]:
+def _time_steps(name: str, batch: int, repeats: int) -> dict[str, float]:
     torch.set_num_threads(2)
-    ours, x, theirs, encoded = pair(name, 400)
+    ours, x, theirs, encoded = pair(name, batch)
     steps = {
         "baseline": training_step(theirs, theirs.parameters(), encoded),
         "quern": training_step(ours, ours.parameters(), x),
     }
     return medians(steps, repeats)
+
+
+REAL: dict[str, Callable[[], nn.Module]] = {
+    "CIFAR-10": lambda: models.cifar_cnn(widths=(32, 64, 128, 256, 512)),
+    "MNIST": lambda: models.mnist_cnn(widths=(16, 32)),
+}
+
+
+def _time_against_real(name: str, batch: int, repeats: int) -> dict[str, float]:
+    torch.set_num_threads(2)
+    build, shape, _ = NETWORKS[name]
+    networks, x = {"baseline": REAL[name](), "quern": build()}, torch.randn(batch, *shape)
+    return medians({n: training_step(network, network.parameters(), x) for n, network in networks.items()}, repeats)
+
+
+def _time_separable(batch: int, repeats: int) -> dict[str, float]:
+    """Seconds of a training step for each multiply-add of an image."""
+    torch.set_num_threads(2)
+    networks, x = {"baseline": separable.plain(), "quern": separable.separable()}, torch.randn(batch, 3, 32, 32)
+    macs = {n: measure_size(network, x[:1]).macs for n, network in networks.items()}
+    steps = {n: training_step(network, network.parameters(), x) for n, network in networks.items()}
+    return {n: seconds / (batch * macs[n]) for n, seconds in medians(steps, repeats).items()}
 
 
 def _time_eval(name: str, repeats: int) -> dict[str, float]:
@@ -167,29 +192,54 @@ def live_memory(name: str, which: str, batch: int) -> float:
     return max(itertools.accumulate(changes)) / 2**20
 
 
-def measure(repeats: int) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+Rows = list[dict[str, Any]]
 
-    def add(label: str, target: float | None, unit: str, common: float, ours: float) -> None:
-        row = {"what": label, "unit": unit, "baseline": common, "quern": ours, "ratio": common / ours, "target": target}
-        rows.append(row)
-        goal = "" if target is None else f"   target {target:.2f}x {'' if row['ratio'] >= target else 'MISSED'}"
-        print(f"{label:58s} {common:9.2f} {ours:9.2f} {unit:3s} {row['ratio']:6.2f}x{goal}", flush=True)
 
-    def race(label: str, target: float | None, common: Callable[[], None], ours: Callable[[], None]) -> None:
-        seconds = medians({"baseline": common, "quern": ours}, repeats)
-        add(label, target, "ms", 1e3 * seconds["baseline"], 1e3 * seconds["quern"])
+def row(label: str, target: float | None, unit: str, common: float, ours: float) -> dict[str, Any]:
+    """A row of the record, printed."""
+    ratio = common / ours
+    goal = "" if target is None else f"   target {target:.2f}x {'' if ratio >= target else 'MISSED'}"
+    print(f"{label:68s} {common:9.2f} {ours:9.2f} {unit:3s} {ratio:6.2f}x{goal}", flush=True)
+    return {"what": label, "unit": unit, "baseline": common, "quern": ours, "ratio": ratio, "target": target}
 
-    print(f"{'':58s} {'baseline':>9s} {'quern':>9s}")
 
-    def race_in_processes(label: str, target: float | None, function: Callable[..., Any], name: str) -> None:
-        # Which allocations land on fresh pages is a matter of luck that lasts as long as the process: take several.
-        seconds = in_fresh_processes(function, name, repeats)
-        middle = sorted(seconds, key=lambda m: m["baseline"] / m["quern"])[len(seconds) // 2]
-        add(label, target, "ms", 1e3 * middle["baseline"], 1e3 * middle["quern"])
+def race(label: str, target: float | None, common: Callable[[], None], ours: Callable[[], None], repeats: int) -> Any:
+    seconds = medians({"baseline": common, "quern": ours}, repeats)
+    return row(label, target, "ms", 1e3 * seconds["baseline"], 1e3 * seconds["quern"])
 
-    for name, target in (("CIFAR-10", 1.5), ("MNIST", 1.4)):
-        race_in_processes(f"{name} training step, batch 400", target, _time_steps, name)
+
+def race_in_processes(
+    label: str, target: float | None, function: Callable[..., Any], *arguments: Any, unit: str = "ms", of: float = 1e3
+) -> dict[str, Any]:
+    # Which allocations land on fresh pages is a matter of luck that lasts as long as the process: take several.
+    seconds = in_fresh_processes(function, *arguments)
+    middle = sorted(seconds, key=lambda m: m["baseline"] / m["quern"])[len(seconds) // 2]
+    return row(label, target, unit, of * middle["baseline"], of * middle["quern"])
+
+
+def steps(repeats: int) -> Rows:
+    return [
+        race_in_processes(f"{name} training step, batch {batch}", target, _time_steps, name, batch, repeats)
+        for name, batch, target in (("CIFAR-10", 100, 2.0), ("CIFAR-10", 400, 2.3), ("MNIST", 400, 1.8))
+    ]
+
+
+def real(repeats: int) -> Rows:
+    label = "training step, batch 400, against the real network of equal width"
+    return [
+        race_in_processes(f"{name} {label}", target, _time_against_real, name, 400, repeats)
+        for name, target in (("CIFAR-10", 1.5), ("MNIST", 1.0))
+    ]
+
+
+def depthwise(repeats: int) -> Rows:
+    """The plain network is the baseline, per multiply-add."""
+    label = "depthwise + pointwise against plain, step of a multiply-add"
+    return [race_in_processes(label, 1 / 1.5, _time_separable, 100, repeats, unit="ps", of=1e12)]
+
+
+def layers(repeats: int) -> Rows:
+    rows = []
     for name in NETWORKS:
         ours, x, theirs, encoded = pair(name, 400)
         number = 0
@@ -199,28 +249,64 @@ def measure(repeats: int) -> list[dict[str, Any]]:
                 shown = f"{name} conv {number} ({mine.in_channels} -> {mine.out_channels} at {x.shape[-1]})"
                 mine.train()
                 other.train()
-                race(f"{shown} forward", 0.95, forward_of(other, encoded), forward_of(mine, x))
-                race(
-                    f"{shown} both ways", 0.95, both_ways(other, encoded, number == 1), both_ways(mine, x, number == 1)
-                )
+                calls = forward_of(other, encoded), forward_of(mine, x)
+                rows.append(race(f"{shown} forward", 0.95, *calls, repeats))
+                calls = both_ways(other, encoded, number == 1), both_ways(mine, x, number == 1)
+                rows.append(race(f"{shown} both ways", 0.95, *calls, repeats))
             with torch.no_grad():
                 x, encoded = mine(x), other(encoded)
-    wide = qnn.QConv2d(512, 512, 3, padding=1)
-    x = torch.randn(100, 512, 8, 8)
-    race(
-        "512 -> 512, 3x3 at 8, batch 100, both ways",
-        1.6,
-        both_ways(BaselineConv2d(wide), x, False),
-        both_ways(wide.to(memory_format=torch.channels_last), x, False),  # pyright: ignore
-    )
-    for name, target in (("CIFAR-10", 1.5), ("MNIST", None)):
-        race_in_processes(f"{name} eval forward, batch 1", target, _time_eval, name)
-    for name in NETWORKS:
-        for kind, peak in (("tensors", live_memory), ("whole process", resident_memory)):
-            common, mine = (peak(name, which, 400) for which in ("baseline", "quern"))
-            add(f"{name} peak memory of a training step, {kind}", 1 / 1.15, "MiB", common, mine)
     return rows
 
 
+WIDTHS = (16, 32, 64, 128, 256, 512)
+
+
+def widths(repeats: int) -> Rows:
+    """Time against width; a real convolution of as many channels beside it."""
+    rows = []
+    for width in WIDTHS:
+        layer, x = qnn.QConv2d(width, width, 3, padding=1), torch.randn(100, width, 8, 8)
+        convolution = nn.Conv2d(width, width, 3, padding=1)
+        calls = {
+            "baseline": both_ways(BaselineConv2d(layer), x, False),
+            "quern": both_ways(last(layer), last(x), False),
+            "real": both_ways(last(convolution), last(x), False),
+        }
+        seconds = {name: 1e3 * value for name, value in medians(calls, repeats).items()}
+        label, target = f"{width} -> {width}, 3x3 at 8, batch 100, both ways", 1.6 if width == 512 else 0.95
+        rows.append({**row(label, target, "ms", seconds["baseline"], seconds["quern"]), "real": seconds["real"]})
+    return rows
+
+
+def last(thing: Any) -> Any:
+    return thing.to(memory_format=torch.channels_last)
+
+
+def evals(repeats: int) -> Rows:
+    return [
+        race_in_processes(f"{name} eval forward, batch 1", target, _time_eval, name, repeats)
+        for name, target in (("CIFAR-10", 1.5), ("MNIST", None))
+    ]
+
+
+def memory(_: int) -> Rows:
+    rows = []
+    for name in NETWORKS:
+        for kind, peak in (("tensors", live_memory), ("whole process", resident_memory)):
+            common, mine = (peak(name, which, 400) for which in ("baseline", "quern"))
+            rows.append(row(f"{name} peak memory of a training step, {kind}", 1 / 1.15, "MiB", common, mine))
+    return rows
+
+
+PARTS = {
+    "steps": steps,
+    "real": real,
+    "depthwise": depthwise,
+    "layers": layers,
+    "widths": widths,
+    "eval": evals,
+    "memory": memory,
+}
+
 if __name__ == "__main__":
-    main(__doc__, measure, repeats=9)
+    main(__doc__, PARTS, repeats=9)

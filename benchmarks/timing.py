@@ -34,17 +34,34 @@ def medians(
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
-def main(description: str | None, measure: Callable[[int], list[dict[str, Any]]], repeats: int) -> None:
-    """The command line of a benchmark: print its rows, and keep them in a record."""
+Rows = list[dict[str, Any]]
+
+
+def main(
+    description: str | None, measure: Callable[[int], Rows] | Mapping[str, Callable[[int], Rows]], repeats: int
+) -> None:
+    """The command line of a benchmark: print its rows, and keep them in a record.
+
+    One in named parts can be run a part at a time: the record's rows of other parts stay as they are.
+    """
+    parts = measure if isinstance(measure, Mapping) else {}
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="also write the rows to this file")
     parser.add_argument("--repeats", type=int, default=repeats)
+    if parts:
+        parser.add_argument("--part", choices=list(parts), help="only these rows")
     options = parser.parse_args()
     torch.set_num_threads(2)
     print(host())
     source = commit()
     repeats = max(7, options.repeats)
-    rows = measure(repeats)
+    if isinstance(measure, Mapping):
+        wanted = [options.part] if options.part else list(measure)
+        kept = json.loads(Path(options.json).read_text())["rows"] if options.part and options.json else []
+        fresh = {name: [{"part": name, **row} for row in measure[name](repeats)] for name in wanted}
+        rows = [row for name in measure for row in fresh.get(name, [row for row in kept if row["part"] == name])]
+    else:
+        rows = measure(repeats)
     if options.json:
         record = {"host": host(), "commit": source, "seed": 0, "repeats": repeats, "rows": rows}
         write_text(Path(options.json), json.dumps(record, indent=1) + "\n")

@@ -166,13 +166,13 @@ def test_autocast_works_in_every_form(form) -> None:
 
 def test_the_choice_of_form_is_by_size_and_device() -> None:
     cpu = torch.device("cpu")
-    assert products.choose_conv_form(cpu, 64, 128, 1, 9, 400 * 16, False) == "hadamard"
-    assert products.choose_conv_form(cpu, 64, 128, 1, 9, 400 * 16, True) == "winograd"
-    assert products.choose_conv_form(cpu, 4, 128, 1, 9, 400 * 16, True) == "block"
-    assert products.choose_conv_form(cpu, 4, 8, 1, 25, 400 * 121, False) == "block"
-    assert products.choose_conv_form(cpu, 64, 128, 1, 9, 16, True) == "stacked"
-    assert products.choose_conv_form(cpu, 512, 512, 1, 9, 128, True) == "stacked"
-    assert products.choose_conv_form(torch.device("cuda"), 64, 128, 1, 9, 400 * 16, True) == "block"
+    assert products.choose_conv_form(cpu, 64, 128, 1, 9, 400 * 16, None) == "hadamard"
+    assert products.choose_conv_form(cpu, 64, 128, 1, 9, 400 * 16, "winograd") == "winograd"
+    assert products.choose_conv_form(cpu, 4, 128, 1, 9, 400 * 16, "winograd") == "block"
+    assert products.choose_conv_form(cpu, 4, 8, 1, 25, 400 * 121, None) == "block"
+    assert products.choose_conv_form(cpu, 64, 128, 1, 9, 16, "winograd") == "stacked"
+    assert products.choose_conv_form(cpu, 512, 512, 1, 9, 128, "winograd") == "stacked"
+    assert products.choose_conv_form(torch.device("cuda"), 64, 128, 1, 9, 400 * 16, "winograd") == "block"
     assert products.choose_linear_form(cpu, 512, 512, 400) == "hadamard"
     assert products.choose_linear_form(cpu, 2048, 10, 400) == "block"
     assert products.choose_linear_form(cpu, 512, 512, 1) == "stacked"

@@ -1,6 +1,5 @@
 """Winograd's form: equal to the block form in float64, in values and gradients, wherever it says that it can be had."""
 
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,15 @@ from quern import _native
 from quern import nn as qnn
 from quern.functional import native, winograd
 from quern.functional.products import Geometry, block_convolution, block_weight
-from tests.runtime.compilers import COMPILERS, compiled
+from tests.functional.native_kernels import (
+    assert_in_bounds,
+    assert_near,
+    assert_no_warnings,
+    each_compiler_and_build,
+    passed,
+)
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="THE TRAINING KERNELS ARE NOT BUILT HERE")
-ERROR = 2e-5  # of the largest number
 
 
 def geometry(padding: int) -> Geometry:
@@ -40,20 +44,6 @@ def winograd_form(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) 
     assert winograd.can_convolve(x, weight, bias, geometry(padding))
     transformed = winograd.winograd_weights(weight.detach())
     return winograd.winograd_convolution(x, weight, bias, geometry(padding), transformed)
-
-
-def passed(form: Any, given: tuple[Tensor, ...], padding: int, dtype: torch.dtype) -> list[Tensor]:
-    """The result, and the gradients of all inputs."""
-    *inputs, grad = (t.to(dtype) for t in given)
-    inputs = [t.detach().requires_grad_() for t in inputs]
-    y = form(*inputs, padding)
-    return [y.detach(), *torch.autograd.grad(y, inputs, grad)]
-
-
-def assert_near(found: list[Tensor], wanted: list[Tensor]) -> None:
-    for one, other in zip(found, wanted, strict=True):
-        assert one.shape == other.shape
-        assert float((one.double() - other).abs().max()) <= ERROR * float(other.abs().max())
 
 
 @given(
@@ -167,7 +157,7 @@ def test_a_training_of_a_layer_takes_it() -> None:
     """And a layer that is evaluated keeps its transformed weight until that changes."""
     layer, x = qnn.QConv2d(32, 64, 3, padding=1), torch.randn(4, 32, 16, 16)
     y = layer(x)
-    assert "Winograd" in type(y.grad_fn).__name__
+    assert "NativeConvolution" in type(y.grad_fn).__name__
     layer.eval()
     with torch.no_grad():
         first = layer(x)
@@ -177,24 +167,11 @@ def test_a_training_of_a_layer_takes_it() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not COMPILERS, reason="NO C COMPILER: the source of the kernels was not looked at")
-@pytest.mark.parametrize("compiler", COMPILERS)
-@pytest.mark.parametrize("flags", [(), ("-mavx2", "-mfma")])
+@each_compiler_and_build
 def test_compilers_have_nothing_to_say(compiler: str, flags: tuple[str, ...], tmp_path: Path) -> None:
-    source = Path(native.__file__).parent / "winograd.c"
-    warnings = ("-std=c99", "-Wall", "-Wextra", "-Wconversion", "-pedantic", "-O3", "-fPIC", "-c")
-    assert not compiled(compiler, tmp_path / "winograd.o", *warnings, *flags, sources=(source,))
+    assert_no_warnings("winograd", compiler, flags, tmp_path)
 
 
-@pytest.mark.skipif(not COMPILERS, reason="NO C COMPILER: the sanitizers did not look at the kernels")
 @pytest.mark.slow
 def test_nothing_is_read_or_written_outside(tmp_path: Path) -> None:
-    """A program that runs both passes under the sanitizers, in memory of just the size that it asks for."""
-    native_folder = Path(native.__file__).parent
-    program = tmp_path / "sizes"
-    flags = ("-std=c99", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-mavx2", "-mfma")
-    sources = (Path(__file__).parent / "winograd_sizes.c",)
-    compiled(COMPILERS[0], program, *flags, f"-I{native_folder}", sources=sources)
-    ran = subprocess.run([program], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == "96 convolutions\n"
+    assert_in_bounds("winograd", tmp_path, "96 convolutions\n")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quern import algebra
 from quern.algebra import UNITS
-from quern.functional import products, winograd
+from quern.functional import depthwise, products, winograd
 from quern.functional.norms import batch_norm, layer_norm, whiten
 from quern.functional.products import Geometry
 from quern.functional.shapes import axis, check_padding, in_layout_of, same_padding, split, tuple_of, weight_layout
@@ -85,9 +85,13 @@ def _convolve(
     if input_parts == UNITS and _full_precision(x):
         positions = x.shape[0] * math.prod(x.shape[2:]) // (1 if geometry.transposed else math.prod(geometry.stride))
         area = math.prod(weight.shape[3:])
-        minimal = winograd.can_convolve(x, weight, bias, geometry)
+        native = None
+        if winograd.can_convolve(x, weight, bias, geometry):
+            native = "winograd"
+        elif depthwise.can_convolve(x, weight, bias, geometry):
+            native = "depthwise"
         sizes = (channels_in, weight.shape[1], geometry.groups, area, positions)
-        form = products.choose_conv_form(x.device, *sizes, minimal)
+        form = products.choose_conv_form(x.device, *sizes, native)
     shape = (geometry.groups, geometry.transposed, layout or torch.contiguous_format)
     if form == "hadamard":
         weights = cached(cache, form, weight, lambda: products.hadamard_weights(weight, *shape))
@@ -95,6 +99,8 @@ def _convolve(
     elif form == "winograd":
         transformed = cached(cache, form, weight, lambda: winograd.winograd_weights(weight.detach()))
         y = winograd.winograd_convolution(x, weight, bias, geometry, transformed)
+    elif form == "depthwise":
+        y = depthwise.depthwise_convolution(x, weight, bias, geometry)
     elif form == "stacked":
         y = products.stacked_convolution(x, weight, bias, geometry)
     else:

@@ -25,7 +25,7 @@ from quern.algebra import UNIT_SIGN, UNITS
 from quern.functional.autograd import gradients_of, needs_gradients_by_autograd, needs_plain
 from quern.functional.shapes import swap_channel_order
 
-Form = Literal["block", "hadamard", "stacked", "winograd"]
+Form = Literal["block", "hadamard", "stacked", "winograd", "depthwise"]
 
 
 def _signed_terms() -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -93,13 +93,20 @@ class Geometry:
 
 
 def choose_conv_form(
-    device: torch.device, channels_in: int, channels_out: int, groups: int, area: int, positions: int, minimal: bool
+    device: torch.device,
+    channels_in: int,
+    channels_out: int,
+    groups: int,
+    area: int,
+    positions: int,
+    native: Form | None,
 ) -> Form:
     """The faster form for a convolution of ``channels_in`` to ``channels_out`` quaternion channels.
 
-    ``area`` is the number of kernel positions, ``positions`` how often it is applied in all, ``minimal`` whether
-    Winograd's form can be had (:mod:`quern.functional.winograd`), which needs whole vectors of channels, and enough
-    positions to be worth its larger weights. The limits are read off
+    ``area`` is the number of kernel positions, ``positions`` how often it is applied in all, ``native`` the form
+    in C that can be had, if any: :mod:`quern.functional.depthwise`, which leaves channels where they are, or
+    :mod:`quern.functional.winograd`, which needs whole vectors of channels, and enough positions to be worth its larger
+    weights. The limits are read off
     ``benchmarks/forms.py`` on CPU. A large weight at few positions takes longer to expand, or to read expanded, than to
     apply: the stacked form, at more positions if the weight is larger than the cache. For the Hadamard form a real
     group must be wide enough to fill the vector units, and the products saved per output must outweigh the additions
@@ -110,7 +117,9 @@ def choose_conv_form(
     if torch.compiler.is_exporting() or device.type != "cpu":
         return "block"
     narrow, numbers = min(channels_in, channels_out) // groups, 4 * channels_in * channels_out // groups * area
-    if minimal and narrow >= 8 and positions >= 256:
+    if native == "depthwise":
+        return "depthwise"
+    if native == "winograd" and narrow >= 8 and positions >= 256:
         return "winograd"
     if narrow >= 16 and numbers >= 1 << 17 and positions <= (64 if numbers < 1 << 22 else 128):
         return "stacked"

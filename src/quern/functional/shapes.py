@@ -72,12 +72,18 @@ def weight_layout(weight: Tensor) -> torch.memory_format | None:
 
 
 def is_channels_last(x: Tensor) -> bool:
-    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    # In this order: torch.vmap cannot answer the last question.
+    return x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def in_layout_of(x: Tensor, y: Tensor) -> Tensor:
     """``y`` in channels_last if the images ``x`` are."""
     return y.contiguous(memory_format=torch.channels_last) if is_channels_last(x) else y
+
+
+def as_pixels(x: Tensor) -> Tensor:
+    """Images ``(batch, channels, height, width)`` as ``(batch, height, width, channels)``, contiguous."""
+    return x.permute(0, 2, 3, 1).contiguous()
 
 
 def swap_channel_order(x: Tensor, outer: int, inner: int) -> Tensor:

@@ -13,27 +13,23 @@ the gradient of the weight takes the transposes of all steps.
 What is done for each image is in C (``native/``), in float32, channels-last; what is done to the weight is here.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from quern.functional import native
-from quern.functional.autograd import gradients_of, needs_gradients_by_autograd, needs_plain
-from quern.functional.products import FLIP, PARTNER, TARGET, Geometry, block_convolution, block_weight, walsh
-from quern.functional.shapes import is_channels_last
+from quern.functional.native_convolution import CONJUGATE, Passes, can_be_native, native_convolution, threads_for
+from quern.functional.products import FLIP, PARTNER, TARGET, Geometry, walsh
+from quern.functional.shapes import as_pixels
 
 SIDE = 4  # results along each side of a tile
 PLACES = 36
-# Tiles that are multiplied at a time, six rows of a matrix in registers: their transforms should stay in the cache.
+# Tiles that are multiplied at a time, twelve (or six) rows of a matrix in registers: their transforms should stay in cache.
 BLOCK = 24
 SLICE_BYTES = 4 << 20  # of tiles of both sides, for the gradient of the weight
-PRODUCTS_OF_A_THREAD = 1 << 22  # fewer are done before another thread has begun
 
 _G = torch.tensor([[6.0, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]], dtype=torch.float64) / 24
 KERNEL = torch.kron(_G, _G).float()  # (places, 9): G w G^T of a flat 3x3 kernel
 _SIGNS = torch.tensor([-2.0 * FLIP[m] for m in TARGET]).view(1, 4, 1, 1)
-_CONJUGATE = torch.tensor([1.0, -1.0, -1.0, -1.0]).view(4, 1, 1, 1, 1)
 
 Weights = tuple[Tensor, Tensor]
 
@@ -41,17 +37,13 @@ Weights = tuple[Tensor, Tensor]
 def can_convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> bool:
     """Whether this is a convolution that :func:`winograd_convolution` makes, here and now."""
     return (
-        all(t.dtype == torch.float32 and t.device.type == "cpu" for t in (x, weight))
-        and not needs_plain(x, weight, bias)  # compilers go no further
+        can_be_native(x, weight, bias)
         and weight.shape[3:] == (3, 3)
         and geometry.groups == 1
         and not geometry.transposed
         and geometry.stride == geometry.dilation == (1, 1)
         and geometry.padding[0] == geometry.padding[1]
         and min(x.shape[2:]) + 2 * geometry.padding[0] >= 3
-        and x.shape[0] > 0
-        and all(type(t) in (Tensor, torch.nn.Parameter) for t in (x, weight))
-        and native.is_available()
     )
 
 
@@ -72,80 +64,50 @@ def _gradient_of_parameter(first: Tensor, second: Tensor) -> Tensor:
     return (KERNEL.T @ parts.view(PLACES, -1)).view(3, 3, 4, inner, out).permute(2, 4, 3, 0, 1)
 
 
-def _described(x: Tensor, inner: int, out: int, padding: int) -> tuple[native.Convolution, int]:
+def _described(x: Tensor, inner: int, out: int, padding: int) -> tuple[native.Winograd, int]:
     """The convolution for C, without the size of its blocks, and how many tiles it has."""
     images, _, height, width = x.shape
     high, wide = (size + 2 * padding - 2 for size in (height, width))
     tiles = images * -(-high // SIDE) * -(-wide // SIDE)
-    threads = max(1, min(torch.get_num_threads(), 8 * PLACES * tiles * inner * out // PRODUCTS_OF_A_THREAD))
-    return native.Convolution(images, height, width, padding, inner, out, 0, threads, TARGET, FLIP), tiles
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    """``(batch, height, width, channels)``, contiguous."""
-    return x.permute(0, 2, 3, 1).contiguous()
+    threads = threads_for(8 * PLACES * tiles * inner * out)
+    return native.Winograd(images, height, width, padding, inner, out, 0, threads, TARGET, FLIP), tiles
 
 
 def _convolve(x: Tensor, weights: Weights, bias: Tensor | None, padding: int) -> Tensor:
-    """``(batch, 4*in, height, width)`` to ``(batch, 4*out, ...)`` in the layout of ``x``."""
+    """``(batch, 4*in, height, width)`` to ``(batch, 4*out, ...)``, channels_last."""
     images, _, height, width = x.shape
     _, inner, out = weights[0].shape
     convolution, tiles = _described(x, inner, out, padding)
-    convolution.block = min(BLOCK, 6 * -(-tiles // (6 * convolution.threads)))
+    convolution.block = min(BLOCK, 12 * -(-tiles // (12 * convolution.threads)))
     high, wide = (size + 2 * padding - 2 for size in (height, width))
     y = torch.empty((images, 4 * out, high, wide), memory_format=torch.channels_last)
-    scratch = torch.empty(native.scratch_numbers(convolution, of_weight=False))
-    native.run("quern_winograd_forward", convolution, _channels_last(x), *weights, bias, y, scratch)
-    return y if is_channels_last(x) else y.contiguous()
+    scratch = torch.empty(native.ask("quern_winograd_scratch", convolution, 0))
+    native.run("quern_winograd_forward", convolution, as_pixels(x), *weights, bias, y, scratch)
+    return y
 
 
-def _gradient_of_weight(x: Tensor, grad: Tensor, padding: int) -> Tensor:
+def _gradient_of_weight(grad: Tensor, x: Tensor, _: Tensor, geometry: Geometry) -> Tensor:
     inner, out = x.shape[1] // 4, grad.shape[1] // 4
-    convolution, tiles = _described(x, inner, out, padding)
+    convolution, tiles = _described(x, inner, out, geometry.padding[0])
     convolution.block = min(tiles, max(BLOCK, SLICE_BYTES // (4 * 4 * PLACES * (inner + out))))
     sums = torch.zeros(4 * PLACES, inner, out), torch.zeros(4 * PLACES, inner, out)
-    scratch = torch.empty(native.scratch_numbers(convolution, of_weight=True))
-    native.run("quern_winograd_weight", convolution, _channels_last(x), _channels_last(grad), *sums, scratch)
+    scratch = torch.empty(native.ask("quern_winograd_scratch", convolution, 1))
+    native.run("quern_winograd_weight", convolution, as_pixels(x), as_pixels(grad), *sums, scratch)
     return _gradient_of_parameter(*sums)
 
 
-class _WinogradConvolution(torch.autograd.Function):
-    """Nothing but the inputs is kept for the backward pass."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, weights: Weights
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight, bias)
-        ctx.geometry = geometry
-        return _convolve(x, weights, None if bias is None else bias.flatten(), geometry.padding[0])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (grad,) = grads
-        x, weight, _ = ctx.saved_tensors
-        geometry: Geometry = ctx.geometry
-        if needs_gradients_by_autograd(grad):
-
-            def plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-                return block_convolution(x, block_weight(weight), bias, geometry)
-
-            return *gradients_of(plain, ctx.saved_tensors, ctx.needs_input_grad[:3], grad), None, None
-        need_x, need_weight, need_bias, *_ = ctx.needs_input_grad
-        padding = geometry.padding[0]
-        grad_x = grad_weight = grad_bias = None
-        if need_x:
-            turned = (weight * _CONJUGATE).transpose(1, 2).flip(3, 4)
-            grad_x = _convolve(grad, winograd_weights(turned), None, 2 - padding)
-        if need_weight:
-            grad_weight = _gradient_of_weight(x, grad, padding)
-        if need_bias:
-            grad_bias = grad.sum((0, 2, 3)).view(4, -1)
-        return grad_x, grad_weight, grad_bias, None, None
+def _gradient_of_input(grad: Tensor, _: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    turned = (weight * CONJUGATE).transpose(1, 2).flip(3, 4)
+    return _convolve(grad, winograd_weights(turned), None, 2 - geometry.padding[0])
 
 
 def winograd_convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, weights: Weights
 ) -> Tensor:
     """``W (x) x + b`` from the parameter and its :func:`winograd_weights`, if :func:`can_convolve` says so."""
-    return _WinogradConvolution.apply(x, weight, bias, geometry, weights)  # pyright: ignore[reportReturnType]
+
+    def forward(x: Tensor, _: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+        return _convolve(x, weights, bias, geometry.padding[0])
+
+    passes = Passes(forward, _gradient_of_input, _gradient_of_weight)
+    return native_convolution(x, weight, bias, geometry, passes)

@@ -12,7 +12,7 @@ from quern import _native
 PACKAGE = __name__
 
 
-class Convolution(ctypes.Structure):
+class Winograd(ctypes.Structure):
     """What winograd.c has to know of a convolution; it says there what the numbers are."""
 
     _fields_ = [
@@ -20,6 +20,25 @@ class Convolution(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("block", "threads")),
         *((name, ctypes.c_int32 * 4) for name in ("target", "flip")),
     ]
+
+
+class Depthwise(ctypes.Structure):
+    """What depthwise.c has to know of a convolution; it says there what the numbers are."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("images", "units")),
+        *((name, ctypes.c_int64 * 2) for name in ("source", "target", "kernel", "stride", "padding", "dilation")),
+        *((name, ctypes.c_int64) for name in ("transposed", "pieces", "threads")),
+    ]
+
+
+# What the functions take besides the convolution and the way to start threads: so many pointers.
+POINTERS = {
+    "quern_winograd_forward": 6,
+    "quern_winograd_weight": 5,
+    "quern_depthwise_forward": 5,
+    "quern_depthwise_weight": 5,
+}
 
 
 def is_available() -> bool:
@@ -31,11 +50,13 @@ def is_available() -> bool:
 def _library(build: str) -> Any:
     library = _native.open_library(PACKAGE, build)
     library.quern_winograd_scratch.restype = ctypes.c_int64
-    library.quern_winograd_scratch.argtypes = [ctypes.POINTER(Convolution), ctypes.c_int32]
-    for name, pointers in (("quern_winograd_forward", 6), ("quern_winograd_weight", 5)):
+    library.quern_winograd_scratch.argtypes = [ctypes.c_void_p, ctypes.c_int32]
+    library.quern_depthwise_sums.restype = ctypes.c_int64
+    library.quern_depthwise_sums.argtypes = [ctypes.c_void_p]
+    for name, pointers in POINTERS.items():
         function = getattr(library, name)
         function.restype = None
-        function.argtypes = [ctypes.POINTER(Convolution), *[ctypes.c_void_p] * (pointers + 1)]
+        function.argtypes = [ctypes.c_void_p] * (pointers + 2)
     return library
 
 
@@ -48,12 +69,13 @@ def _parallel() -> int | None:
         return None
 
 
-def scratch_numbers(convolution: Convolution, of_weight: bool) -> int:
-    """How many numbers of scratch memory a pass takes."""
-    return _library(_native.builds(PACKAGE)[-1]).quern_winograd_scratch(convolution, int(of_weight))
+def ask(function: str, convolution: ctypes.Structure, *numbers: int) -> int:
+    """Call a function of the library that says how much memory a pass takes."""
+    library = _library(_native.builds(PACKAGE)[-1])
+    return getattr(library, function)(ctypes.byref(convolution), *numbers)
 
 
-def run(function: str, convolution: Convolution, *tensors: Tensor | None) -> None:
-    """Call a function of winograd.c."""
+def run(function: str, convolution: ctypes.Structure, *tensors: Tensor | None) -> None:
+    """Call a function of the library that makes a pass."""
     pointers = [None if t is None else t.data_ptr() for t in tensors]
-    getattr(_library(_native.builds(PACKAGE)[-1]), function)(convolution, *pointers, _parallel())
+    getattr(_library(_native.builds(PACKAGE)[-1]), function)(ctypes.byref(convolution), *pointers, _parallel())

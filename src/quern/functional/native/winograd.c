@@ -2,22 +2,11 @@
  * gradient of the weight. quern/functional/winograd.py has the formulas and transforms the weights.
  *
  * Images are channels-last, `(images, height, width, channels)`, where channels are four components of so many units each.
- * No global state, no memory of its own. Threads are those of the caller: `parallel` is GOMP_parallel of the OpenMP that
- * torch uses, or NULL. Each number of a result is made by one thread in one order, whatever the number of threads. */
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
+ * No global state, no memory of its own. Each number of a result is made by one thread in one order, whatever the number
+ * of threads. */
+#include "vectors.h"
 
-#define INLINE static inline __attribute__((always_inline))
-
-#if defined(__AVX__)
-#define WIDE 8
-#else
-#define WIDE 4
-#endif
-typedef float vector __attribute__((vector_size(4 * WIDE)));
-
-enum { PLACES = 36, PARTS = 4 };
+enum { PLACES = 36 };
 
 /* A tile in an image: where its first position is. */
 typedef struct {
@@ -31,15 +20,38 @@ typedef struct {
     int add;
 } product;
 
+/* Rows of a product that fit into the registers with their two vectors of columns. Where there are registers of 16
+ * numbers, there are 32 of them. */
+#if defined(__AVX512F__)
+#define ROWS 12
+#define BROAD 16
+typedef float broad_vector __attribute__((vector_size(4 * BROAD)));
+#define number broad_vector
+#define NAME(name) name##_broad
+INLINE broad_vector load_broad(const float *from) {
+    broad_vector n;
+    memcpy(&n, from, sizeof n);
+    return n;
+}
+INLINE void store_broad(float *to, broad_vector n) { memcpy(to, &n, sizeof n); }
+#include "winograd_products.h"
+#undef number
+#undef NAME
+#else
+#define ROWS 6
+#endif
+
 #define number vector
 #define NAME(name) name##_wide
 #include "winograd_tiles.h"
+#include "winograd_products.h"
 #undef number
 #undef NAME
 
 #define number float
 #define NAME(name) name##_single
 #include "winograd_tiles.h"
+#include "winograd_products.h"
 #undef number
 #undef NAME
 
@@ -52,8 +64,6 @@ typedef struct {
     int32_t target[4], flip[4];           /* of the Hadamard form: see quern/functional/products.py */
 } convolution;
 
-typedef void (*parallel_function)(void (*)(void *), void *, unsigned, unsigned);
-
 typedef struct {
     const convolution *c;
     const float *x, *first, *second, *bias;
@@ -65,29 +75,16 @@ typedef struct {
 
 static const int32_t PLUS[4] = {1, 1, 1, 1};
 
-static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
-
 static void multiply(const product *p, const float *a, const float *b, float *c) {
     size_t j = 0;
+#if defined(BROAD)
+    for (; j + 2 * BROAD <= p->columns; j += 2 * BROAD) rows_broad(p, a, b + j, c + j, 2);
+    for (; j + BROAD <= p->columns; j += BROAD) rows_broad(p, a, b + j, c + j, 1);
+#endif
     for (; j + 2 * WIDE <= p->columns; j += 2 * WIDE) rows_wide(p, a, b + j, c + j, 2);
     for (; j + WIDE <= p->columns; j += WIDE) rows_wide(p, a, b + j, c + j, 1);
     for (; j < p->columns; j++) rows_single(p, a, b + j, c + j, 1);
 }
-
-/* Do `body(kind)` at c for all `units` channels: vectors, the last one overlapping the one before; or one by one. */
-#define EACH(units, body)                                      \
-    do {                                                       \
-        size_t c = 0;                                          \
-        if ((units) < WIDE) {                                  \
-            for (; c < (units); c++) body(single);             \
-        } else {                                               \
-            for (; c + WIDE <= (units); c += WIDE) body(wide); \
-            if (c < (units)) {                                 \
-                c = (units)-WIDE;                              \
-                body(wide);                                    \
-            }                                                  \
-        }                                                      \
-    } while (0)
 
 /* H for `count` quaternions, whose components are `count` numbers each. */
 static void walsh(const float *from, size_t count, const int32_t *before, const int32_t *after, float *to) {
@@ -183,9 +180,9 @@ static void forward_blocks(void *work) {
     job *j = work;
     const convolution *k = j->c;
     size_t block = (size_t)k->block, in = (size_t)k->units_in, out = (size_t)k->units_out, p;
-    float *v = j->scratch + (size_t)__atomic_fetch_add(&j->joined, 1, __ATOMIC_RELAXED) * forward_scratch(k);
+    float *v = j->scratch + take(&j->joined) * forward_scratch(k);
     for (;;) {
-        size_t from = block * (size_t)__atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED), count;
+        size_t from = block * take(&j->next), count;
         float *m, *rest;
         if (from >= j->tiles) return;
         count = smaller(block, j->tiles - from);
@@ -202,7 +199,7 @@ static void spread_both(void *work) {
     job *j = work;
     size_t in = (size_t)j->c->units_in, from;
     float *m = j->scratch + PLACES * PARTS * j->count * in + 16;
-    while ((from = 8 * (size_t)__atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED)) < j->count) {
+    while ((from = 8 * take(&j->next)) < j->count) {
         size_t taken = smaller(8, j->count - from);
         spread_tiles(j, j->from + from, taken, j->count, j->scratch + from * in);
         spread_gradients(j, j->from + from, taken, j->count, m + from * (size_t)j->c->units_out);
@@ -214,11 +211,11 @@ static void multiply_both(void *work) {
     job *j = work;
     const convolution *k = j->c;
     size_t in = (size_t)k->units_in, out = (size_t)k->units_out, count = j->count, p, q;
-    size_t thread = (size_t)__atomic_fetch_add(&j->joined, 1, __ATOMIC_RELAXED);
+    size_t thread = take(&j->joined);
     float *m = j->scratch + PLACES * PARTS * count * in + 16;
     float *rest = m + PLACES * PARTS * count * out + 16 + thread * (4 * count * (in + out) + 16);
     product of = {in, out, count, 1, in, out, out, 1};
-    while ((p = (size_t)__atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED)) < PLACES) {
+    while ((p = take(&j->next)) < PLACES) {
         const float *x = j->scratch + p * PARTS * count * in, *g = m + p * PARTS * count * out;
         float *first = j->to_first + p * PARTS * in * out;
         walsh(x, count * in, PLUS, PLUS, rest);
@@ -232,8 +229,7 @@ static void multiply_both(void *work) {
 
 static void run(job *j, void (*part)(void *), parallel_function parallel) {
     j->next = j->joined = 0;
-    if (parallel && j->c->threads > 1) parallel(part, j, (unsigned)j->c->threads, 0);
-    else part(j);
+    run_in_threads(part, j, j->c->threads, parallel);
 }
 
 static job job_of(const convolution *c) {

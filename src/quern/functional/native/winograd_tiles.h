@@ -1,14 +1,6 @@
 /* Transforms of tiles and products of matrices, for one kind of number: a vector of channels, or one channel. Included by
  * winograd.c once for each, with `number` and NAME(). A tile of an image is 6 x 6 positions; its results are 4 x 4. */
 
-INLINE number NAME(load)(const float *from) {
-    number n;
-    memcpy(&n, from, sizeof n);
-    return n;
-}
-
-INLINE void NAME(store)(float *to, number n) { memcpy(to, &n, sizeof n); }
-
 /* B^T d: what of six positions the six products take. */
 INLINE void NAME(spread_six)(const number *d, size_t step, number *v, size_t v_step) {
     number a = d[0], b = d[step], c = d[2 * step], e = d[3 * step], f = d[4 * step], g = d[5 * step];
@@ -126,29 +118,4 @@ INLINE void NAME(walsh)(const float *from, size_t step, const int32_t *before, c
     h[2] = (q[0] + q[1]) - (q[2] + q[3]);
     h[3] = (q[0] - q[1]) - (q[2] - q[3]);
     for (n = 0; n < PARTS; n++) NAME(store)(to + n * step, after[n] < 0 ? -h[n] : h[n]);
-}
-
-/* C = A B, or C + A B, for so many rows and vectors of columns. */
-INLINE void NAME(block)(const product *p, const float *a, const float *b, float *c, size_t rows, size_t vectors) {
-    const size_t lanes = sizeof(number) / sizeof(float);
-    number sums[6][2];
-    size_t k, r, v;
-    for (r = 0; r < rows; r++)
-        for (v = 0; v < vectors; v++) sums[r][v] = p->add ? NAME(load)(c + r * p->c_row + v * lanes) : (number){0};
-    for (k = 0; k < p->inner; k++) {
-        number loaded[2];
-        for (v = 0; v < vectors; v++) loaded[v] = NAME(load)(b + k * p->b_row + v * lanes);
-        for (r = 0; r < rows; r++)
-            for (v = 0; v < vectors; v++) sums[r][v] += a[r * p->a_row + k * p->a_column] * loaded[v];
-    }
-    for (r = 0; r < rows; r++)
-        for (v = 0; v < vectors; v++) NAME(store)(c + r * p->c_row + v * lanes, sums[r][v]);
-}
-
-/* All rows of some columns. */
-INLINE void NAME(rows)(const product *p, const float *a, const float *b, float *c, size_t vectors) {
-    size_t r = 0;
-    for (; r + 6 <= p->rows; r += 6) NAME(block)(p, a + r * p->a_row, b, c + r * p->c_row, 6, vectors);
-    for (; r + 2 <= p->rows; r += 2) NAME(block)(p, a + r * p->a_row, b, c + r * p->c_row, 2, vectors);
-    for (; r < p->rows; r++) NAME(block)(p, a + r * p->a_row, b, c + r * p->c_row, 1, vectors);
 }

@@ -1,0 +1,62 @@
+/* The inner loops of depthwise.c for one kind of number: a vector of channels, or one channel. Included once for each, with
+ * `number` and NAME(). */
+
+/* sums + a b, of quaternions. */
+INLINE void NAME(add_product)(number *sums, const number *a, const number *b) {
+    sums[0] += a[0] * b[0], sums[1] += a[0] * b[1], sums[2] += a[0] * b[2], sums[3] += a[0] * b[3];
+    sums[0] -= a[1] * b[1], sums[1] += a[1] * b[0], sums[2] -= a[1] * b[3], sums[3] += a[1] * b[2];
+    sums[0] -= a[2] * b[2], sums[1] += a[2] * b[3], sums[2] += a[2] * b[0], sums[3] -= a[2] * b[1];
+    sums[0] -= a[3] * b[3], sums[1] -= a[3] * b[2], sums[2] += a[3] * b[1], sums[3] += a[3] * b[0];
+}
+
+INLINE void NAME(load_quaternion)(const float *from, size_t units, number *q) {
+    size_t p;
+    for (p = 0; p < PARTS; p++) q[p] = NAME(load)(from + p * units);
+}
+
+/* `columns` positions of a row of the result, side by side, that the same taps reach. */
+INLINE void NAME(gather_positions)(const job *j, const reach *row, const reach *column, const float *x, const float *weight,
+                                   const float *bias, float *y, size_t columns) {
+    const size_t units = (size_t)j->d->units;
+    const int64_t channels = PARTS * j->d->units, line = channels * j->d->source[1], taps = j->d->kernel[1];
+    const int64_t down = j->source_step[0] * line, right = j->source_step[1] * channels;
+    number sums[COLUMNS][PARTS];
+    size_t n, p;
+    int64_t r, k;
+    for (n = 0; n < columns; n++)
+        for (p = 0; p < PARTS; p++) sums[n][p] = bias ? NAME(load)(bias + p * units) : (number){0};
+    for (r = 0; r < row->count; r++) {
+        const float *w = weight + ((row->tap + r * j->tap_step[0]) * taps + column->tap) * channels;
+        const float *from = x + row->from * line + r * down;
+        for (k = 0; k < column->count; k++) {
+            number a[PARTS], b[PARTS];
+            NAME(load_quaternion)(w + k * j->tap_step[1] * channels, units, a);
+            for (n = 0; n < columns; n++) {
+                NAME(load_quaternion)(from + column[n].from * channels + k * right, units, b);
+                NAME(add_product)(sums[n], a, b);
+            }
+        }
+    }
+    for (n = 0; n < columns; n++)
+        for (p = 0; p < PARTS; p++) NAME(store)(y + n * (size_t)channels + p * units, sums[n][p]);
+}
+
+/* sums + the products of `count` positions of the input, `step` numbers apart, and conjugate gradients of the result. */
+INLINE void NAME(add_gradients)(const float *x, int64_t step, const float *grad, int64_t count, size_t units, float *to,
+                                size_t to_step) {
+    number sums[2][PARTS];
+    int64_t n;
+    size_t p, s;
+    for (p = 0; p < PARTS; p++) sums[0][p] = NAME(load)(to + p * to_step), sums[1][p] = (number){0};
+    for (n = 0; n < count; n += 2) {
+        for (s = 0; s < 2; s++) { /* Two sums at a time: a processor does not wait for one of them then. */
+            number a[PARTS], b[PARTS];
+            if (n + (int64_t)s == count) break;
+            NAME(load_quaternion)(grad + (n + (int64_t)s) * PARTS * (int64_t)units, units, a);
+            NAME(load_quaternion)(x + (n + (int64_t)s) * step, units, b);
+            for (p = 1; p < PARTS; p++) b[p] = -b[p];
+            NAME(add_product)(sums[s], a, b);
+        }
+    }
+    for (p = 0; p < PARTS; p++) NAME(store)(to + p * to_step, sums[0][p] + sums[1][p]);
+}

@@ -1,0 +1,58 @@
+/* Vectors of channels, for the kernels beside this file. */
+#ifndef QUERN_VECTORS_H
+#define QUERN_VECTORS_H
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+#if defined(__AVX__)
+#define WIDE 8
+#else
+#define WIDE 4
+#endif
+typedef float vector __attribute__((vector_size(4 * WIDE)));
+
+enum { PARTS = 4 };
+
+INLINE vector load_wide(const float *from) {
+    vector n;
+    memcpy(&n, from, sizeof n);
+    return n;
+}
+
+INLINE void store_wide(float *to, vector n) { memcpy(to, &n, sizeof n); }
+
+INLINE float load_single(const float *from) { return *from; }
+
+INLINE void store_single(float *to, float n) { *to = n; }
+
+/* Do `body(kind)` at c for all `units` channels: vectors, the last one overlapping the one before; or one by one. */
+#define EACH(units, body)                                      \
+    do {                                                       \
+        size_t c = 0;                                          \
+        if ((units) < WIDE) {                                  \
+            for (; c < (units); c++) body(single);             \
+        } else {                                               \
+            for (; c + WIDE <= (units); c += WIDE) body(wide); \
+            if (c < (units)) {                                 \
+                c = (units)-WIDE;                              \
+                body(wide);                                    \
+            }                                                  \
+        }                                                      \
+    } while (0)
+
+/* Threads are those of the caller: GOMP_parallel of the OpenMP that torch uses, or NULL. */
+typedef void (*parallel_function)(void (*)(void *), void *, unsigned, unsigned);
+
+INLINE void run_in_threads(void (*part)(void *), void *job, int64_t threads, parallel_function parallel) {
+    if (parallel && threads > 1) parallel(part, job, (unsigned)threads, 0);
+    else part(job);
+}
+
+/* The next piece of work that no thread has taken yet. */
+INLINE size_t take(int64_t *next) { return (size_t)__atomic_fetch_add(next, 1, __ATOMIC_RELAXED); }
+
+INLINE size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+#endif
