@@ -70,8 +70,8 @@ def main() -> None:
     torch.set_num_threads(2)
     print(host())
     for kernel, groups in ((3, 1), (1, 1), (5, 1), (3, 4)):
-        minimal = (kernel, groups) == (3, 1) and native.is_available()
-        forms: tuple[Form, ...] = (*FORMS, "winograd") if minimal else FORMS
+        minimal: Form | None = "winograd" if (kernel, groups) == (3, 1) and native.is_available() else None
+        forms = FORMS if minimal is None else (*FORMS, minimal)
         print(f"\nconvolution {kernel}x{kernel}, groups={groups}: {' | '.join(WAYS)}")
         for channels in (8, 16, 32, 64, 128, 256, 512)[: 5 if kernel == 5 else 7]:
             for size, batch in ((4, 1), (4, 4), (8, 2), (8, 4), (8, 16), (8, 128), (16, 64)):

@@ -2,10 +2,10 @@
 
     python benchmarks/layers.py [--part NAME] [--json FILE] [--repeats N]
 
-That is also how the library of 2019 writes its layers. Every ratio is baseline over quern, measured interleaved in this one run; above 1 is faster. Whole networks are timed in
-five fresh processes, of which the one with the median ratio is shown. The two networks of a row have the same weights,
-the same layers in the same order, and compute the same scores (checked before timing), unless the row says otherwise:
-a real network of equal width has as many channels, and four times the parameters.
+The baseline is also how the library of 2019 writes its layers. Every ratio is baseline over quern, measured interleaved
+in this one run; above 1 is faster. Whole networks are timed in five fresh processes, of which the one with the median
+ratio is shown. The two networks of a row have the same weights, the same layers in the same order, and compute the same
+scores (checked before timing), unless the row says otherwise: a real network of equal width has as many channels.
 """
 
 import copy
@@ -143,9 +143,13 @@ def _time_separable(batch: int, repeats: int) -> dict[str, float]:
     """Seconds of a training step for each multiply-add of an image."""
     torch.set_num_threads(2)
     networks, x = {"baseline": separable.plain(), "quern": separable.separable()}, torch.randn(batch, 3, 32, 32)
-    macs = {n: measure_size(network, x[:1]).macs for n, network in networks.items()}
     steps = {n: training_step(network, network.parameters(), x) for n, network in networks.items()}
-    return {n: seconds / (batch * macs[n]) for n, seconds in medians(steps, repeats).items()}
+    per_image = {n: seconds / batch for n, seconds in medians(steps, repeats).items()}
+    for n, network in networks.items():
+        macs = measure_size(network, x[:1]).macs
+        assert macs is not None
+        per_image[n] /= macs
+    return per_image
 
 
 def _time_eval(name: str, repeats: int) -> dict[str, float]:

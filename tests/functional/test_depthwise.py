@@ -38,8 +38,8 @@ def drawn(images: int, space: tuple[int, int], kernel: tuple[int, int], geometry
     """Input, weight, bias and the gradient of the result, in float64."""
     units = geometry.groups
     shapes = ((images, 4 * units, *space), (4, units, 1, *kernel), (4, units))
-    inputs = tuple(torch.randn(shape, dtype=torch.float64) for shape in shapes)
-    return *inputs, torch.randn_like(block_form(*inputs, geometry))
+    x, weight, bias = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
+    return x, weight, bias, torch.randn_like(block_form(x, weight, bias, geometry))
 
 
 @st.composite

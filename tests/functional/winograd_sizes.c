@@ -27,9 +27,12 @@ int main(void) {
                     float *first = numbers(weights), *second = numbers(weights), *bias = numbers(PARTS * out);
                     float *one = numbers((size_t)quern_winograd_scratch(&c, 0));
                     float *other = numbers((size_t)quern_winograd_scratch(&c, 1));
+                    float *taps = numbers(9 * PARTS * in * out);
+                    quern_winograd_spread_taps(&c, taps, first, second, NULL);
                     quern_winograd_forward(&c, x, first, second, bias, y, one, NULL);
                     quern_winograd_weight(&c, x, y, first, second, other, NULL);
-                    free(x), free(y), free(first), free(second), free(bias), free(one), free(other);
+                    quern_winograd_gather_taps(&c, first, second, taps, NULL);
+                    free(taps), free(x), free(y), free(first), free(second), free(bias), free(one), free(other);
                     done++;
                 }
     printf("%zu convolutions\n", done);

@@ -10,7 +10,7 @@ linear in w and in d, so the Hadamard form (:mod:`quern.functional.products`) is
 8 matrix products in place of 16. The gradient of the input is the same convolution with the conjugate, turned weight;
 the gradient of the weight takes the transposes of all steps.
 
-What is done for each image is in C (``native/``), in float32, channels-last; what is done to the weight is here.
+All of it is in C (``native/``), in float32, channels-last.
 """
 
 import torch
@@ -18,18 +18,14 @@ from torch import Tensor
 
 from quern.functional import native
 from quern.functional.native_convolution import CONJUGATE, Passes, can_be_native, native_convolution, threads_for
-from quern.functional.products import FLIP, PARTNER, TARGET, Geometry, walsh
+from quern.functional.products import FLIP, TARGET, Geometry
 from quern.functional.shapes import as_pixels
 
 SIDE = 4  # results along each side of a tile
 PLACES = 36
-# Tiles that are multiplied at a time, twelve (or six) rows of a matrix in registers: their transforms should stay in cache.
+# Tiles that are multiplied at a time, six or twelve rows of a matrix in registers: they should stay in cache.
 BLOCK = 24
 SLICE_BYTES = 4 << 20  # of tiles of both sides, for the gradient of the weight
-
-_G = torch.tensor([[6.0, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]], dtype=torch.float64) / 24
-KERNEL = torch.kron(_G, _G).float()  # (places, 9): G w G^T of a flat 3x3 kernel
-_SIGNS = torch.tensor([-2.0 * FLIP[m] for m in TARGET]).view(1, 4, 1, 1)
 
 Weights = tuple[Tensor, Tensor]
 
@@ -47,21 +43,26 @@ def can_convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geome
     )
 
 
+def _of_weight(inner: int, out: int) -> native.Winograd:
+    """What C has to know to transform a weight."""
+    return native.Winograd(0, 0, 0, 0, inner, out, 0, threads_for(16 * PLACES * inner * out), TARGET, FLIP)
+
+
 def winograd_weights(weight: Tensor) -> Weights:
     """The transformed weights ``(places * 4, in, out)`` of both products, of a weight ``(4, out, in, 3, 3)``."""
     _, out, inner, *_ = weight.shape
-    parts = (KERNEL @ weight.permute(3, 4, 0, 2, 1).reshape(9, -1)).view(PLACES, 4, inner, out)
-    first, second = walsh(parts, 1).mul_(0.25), parts[:, list(PARTNER)].mul_(_SIGNS)
-    return first.view(-1, inner, out), second.view(-1, inner, out)
+    first, second = torch.empty(4 * PLACES, inner, out), torch.empty(4 * PLACES, inner, out)
+    taps = weight.permute(3, 4, 0, 2, 1).contiguous()
+    native.run("quern_winograd_spread_taps", _of_weight(inner, out), taps, first, second)
+    return first, second
 
 
 def _gradient_of_parameter(first: Tensor, second: Tensor) -> Tensor:
     """The transpose of :func:`winograd_weights`: ``(4, out, in, 3, 3)``."""
     _, inner, out = first.shape
-    parts = walsh(first.view(PLACES, 4, inner, out), 1).mul_(0.25)
-    for q, p in enumerate(PARTNER):
-        parts[:, p].addcmul_(second.view(PLACES, 4, inner, out)[:, q], _SIGNS[:, q])
-    return (KERNEL.T @ parts.view(PLACES, -1)).view(3, 3, 4, inner, out).permute(2, 4, 3, 0, 1)
+    taps = torch.empty(3, 3, 4, inner, out)
+    native.run("quern_winograd_gather_taps", _of_weight(inner, out), first, second, taps)
+    return taps.permute(2, 4, 3, 0, 1)
 
 
 def _described(x: Tensor, inner: int, out: int, padding: int) -> tuple[native.Winograd, int]:
@@ -90,7 +91,7 @@ def _gradient_of_weight(grad: Tensor, x: Tensor, _: Tensor, geometry: Geometry) 
     inner, out = x.shape[1] // 4, grad.shape[1] // 4
     convolution, tiles = _described(x, inner, out, geometry.padding[0])
     convolution.block = min(tiles, max(BLOCK, SLICE_BYTES // (4 * 4 * PLACES * (inner + out))))
-    sums = torch.zeros(4 * PLACES, inner, out), torch.zeros(4 * PLACES, inner, out)
+    sums = torch.empty(4 * PLACES, inner, out), torch.empty(4 * PLACES, inner, out)
     scratch = torch.empty(native.ask("quern_winograd_scratch", convolution, 1))
     native.run("quern_winograd_weight", convolution, as_pixels(x), as_pixels(grad), *sums, scratch)
     return _gradient_of_parameter(*sums)

@@ -36,6 +36,8 @@ class Depthwise(ctypes.Structure):
 POINTERS = {
     "quern_winograd_forward": 6,
     "quern_winograd_weight": 5,
+    "quern_winograd_spread_taps": 3,
+    "quern_winograd_gather_taps": 3,
     "quern_depthwise_forward": 5,
     "quern_depthwise_weight": 5,
 }

@@ -1,5 +1,5 @@
 /* 3x3 convolutions of quaternions by Winograd's minimal filtering, F(4x4, 3x3), and the Hadamard form: forward, and the
- * gradient of the weight. quern/functional/winograd.py has the formulas and transforms the weights.
+ * gradient of the weight. quern/functional/winograd.py has the formulas.
  *
  * Images are channels-last, `(images, height, width, channels)`, where channels are four components of so many units each.
  * No global state, no memory of its own. Each number of a result is made by one thread in one order, whatever the number
@@ -214,7 +214,7 @@ static void multiply_both(void *work) {
     size_t thread = take(&j->joined);
     float *m = j->scratch + PLACES * PARTS * count * in + 16;
     float *rest = m + PLACES * PARTS * count * out + 16 + thread * (4 * count * (in + out) + 16);
-    product of = {in, out, count, 1, in, out, out, 1};
+    product of = {in, out, count, 1, in, out, out, j->from > 0};
     while ((p = take(&j->next)) < PLACES) {
         const float *x = j->scratch + p * PARTS * count * in, *g = m + p * PARTS * count * out;
         float *first = j->to_first + p * PARTS * in * out;
@@ -261,7 +261,7 @@ void quern_winograd_forward(const convolution *c, const float *x, const float *f
     run(&j, forward_blocks, parallel);
 }
 
-/* Add the gradients of the transformed weights to `first` and `second`, for the gradient `y` of the result. */
+/* The gradients of the transformed weights `first` and `second`, for the gradient `y` of the result. */
 void quern_winograd_weight(const convolution *c, const float *x, float *y, float *first, float *second, float *scratch,
                            parallel_function parallel) {
     job j = job_of(c);
@@ -275,4 +275,62 @@ void quern_winograd_weight(const convolution *c, const float *x, float *y, float
         run(&j, spread_both, parallel);
         run(&j, multiply_both, parallel);
     }
+}
+
+enum { WEIGHTS = 1024 }; /* that a thread takes at a time */
+
+/* Which component each product to subtract has of the weight, and its sign and factor. */
+static void find_partners(const convolution *c, int32_t *partner, float *sign) {
+    int32_t q;
+    for (q = 0; q < PARTS; q++) partner[q] = c->target[q] ^ q, sign[q] = -2.0f * (float)c->flip[c->target[q]];
+}
+
+static void spread_weights(void *work) {
+    job *j = work;
+    size_t all = (size_t)(j->c->units_in * j->c->units_out), from;
+    int32_t partner[PARTS];
+    float sign[PARTS];
+    find_partners(j->c, partner, sign);
+    while ((from = WEIGHTS * take(&j->next)) < all) {
+        size_t count = smaller(WEIGHTS, all - from);
+#define BODY(kind) spread_weight_##kind(j->x + from + c, all, partner, sign, j->to_first + from + c, j->to_second + from + c)
+        EACH(count, BODY);
+#undef BODY
+    }
+}
+
+static void gather_weights(void *work) {
+    job *j = work;
+    size_t all = (size_t)(j->c->units_in * j->c->units_out), from;
+    int32_t partner[PARTS];
+    float sign[PARTS];
+    find_partners(j->c, partner, sign);
+    while ((from = WEIGHTS * take(&j->next)) < all) {
+        size_t count = smaller(WEIGHTS, all - from);
+#define BODY(kind) gather_weight_##kind(j->first + from + c, j->second + from + c, all, partner, sign, j->y + from + c)
+        EACH(count, BODY);
+#undef BODY
+    }
+}
+
+/* Taps (9, 4, in, out) of the weight to the transformed weights (36, 4, in, out) of both products. */
+void quern_winograd_spread_taps(const convolution *c, const float *taps, float *first, float *second,
+                                parallel_function parallel) {
+    job j = {0};
+    j.c = c;
+    j.x = taps;
+    j.to_first = first;
+    j.to_second = second;
+    run(&j, spread_weights, parallel);
+}
+
+/* The transpose: the gradient of the taps from those of the transformed weights. */
+void quern_winograd_gather_taps(const convolution *c, const float *first, const float *second, float *taps,
+                                parallel_function parallel) {
+    job j = {0};
+    j.c = c;
+    j.first = first;
+    j.second = second;
+    j.y = taps;
+    run(&j, gather_weights, parallel);
 }

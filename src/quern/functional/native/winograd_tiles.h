@@ -35,6 +35,28 @@ INLINE void NAME(spread_four)(const number *g, size_t step, number *m, size_t m_
     m[5 * m_step] = d;
 }
 
+/* G w: what of three taps the six products take. */
+INLINE void NAME(spread_three)(const number *w, size_t step, number *u, size_t u_step) {
+    number a = w[0], b = w[step], c = w[2 * step];
+    number even = (a + c) * (-1.0f / 6), odd = b * (1.0f / 6), outer_even = a * (1.0f / 24) + c * (1.0f / 6);
+    number outer_odd = b * (1.0f / 12);
+    u[0] = a * 0.25f;
+    u[u_step] = even - odd;
+    u[2 * u_step] = even + odd;
+    u[3 * u_step] = outer_even + outer_odd;
+    u[4 * u_step] = outer_even - outer_odd;
+    u[5 * u_step] = c;
+}
+
+/* G^T u: what the gradients of six products are to the three taps. */
+INLINE void NAME(gather_three)(const number *u, size_t step, number *w, size_t w_step) {
+    number b = u[step], c = u[2 * step], d = u[3 * step], e = u[4 * step];
+    number inner = (b + c) * (-1.0f / 6), outer = d + e;
+    w[0] = u[0] * 0.25f + inner + outer * (1.0f / 24);
+    w[w_step] = (c - b) * (1.0f / 6) + (d - e) * (1.0f / 12);
+    w[2 * w_step] = inner + outer * (1.0f / 6) + u[5 * step];
+}
+
 INLINE void NAME(spread_image)(const number *d, number *v) {
     number t[36];
     size_t n;
@@ -108,14 +130,59 @@ INLINE void NAME(gather)(const float *from, size_t step, const float *bias, floa
     NAME(store_tile)(image, at, d, bias ? NAME(load)(bias) : (number){0});
 }
 
+/* H of a quaternion. */
+INLINE void NAME(walsh_of)(const number *q, number *h) {
+    h[0] = (q[0] + q[1]) + (q[2] + q[3]);
+    h[1] = (q[0] - q[1]) + (q[2] - q[3]);
+    h[2] = (q[0] + q[1]) - (q[2] + q[3]);
+    h[3] = (q[0] - q[1]) - (q[2] - q[3]);
+}
+
 /* H applied to the components of quaternions, `step` numbers apart, with signs for them before and after it. */
 INLINE void NAME(walsh)(const float *from, size_t step, const int32_t *before, const int32_t *after, float *to) {
     number q[PARTS], h[PARTS];
     size_t n;
     for (n = 0; n < PARTS; n++) q[n] = before[n] < 0 ? -NAME(load)(from + n * step) : NAME(load)(from + n * step);
-    h[0] = (q[0] + q[1]) + (q[2] + q[3]);
-    h[1] = (q[0] - q[1]) + (q[2] - q[3]);
-    h[2] = (q[0] + q[1]) - (q[2] + q[3]);
-    h[3] = (q[0] - q[1]) - (q[2] - q[3]);
+    NAME(walsh_of)(q, h);
     for (n = 0; n < PARTS; n++) NAME(store)(to + n * step, after[n] < 0 ? -h[n] : h[n]);
+}
+
+/* The nine taps of weights, `step` numbers apart like their components, to the weights of both products. */
+INLINE void NAME(spread_weight)(const float *from, size_t step, const int32_t *partner, const float *sign, float *first,
+                                float *second) {
+    number u[PARTS][36], w[9], t[18];
+    size_t n, p, q;
+    for (q = 0; q < PARTS; q++) {
+        for (n = 0; n < 9; n++) w[n] = NAME(load)(from + (PARTS * n + q) * step);
+        for (n = 0; n < 3; n++) NAME(spread_three)(w + 3 * n, 1, t + 6 * n, 1);
+        for (n = 0; n < 6; n++) NAME(spread_three)(t + n, 6, u[q] + n, 6);
+    }
+    for (p = 0; p < 36; p++) {
+        number parts[PARTS], h[PARTS];
+        for (q = 0; q < PARTS; q++) parts[q] = u[q][p];
+        NAME(walsh_of)(parts, h);
+        for (q = 0; q < PARTS; q++) {
+            NAME(store)(first + (PARTS * p + q) * step, h[q] * 0.25f);
+            NAME(store)(second + (PARTS * p + q) * step, u[partner[q]][p] * sign[q]);
+        }
+    }
+}
+
+/* The transpose of it: gradients. */
+INLINE void NAME(gather_weight)(const float *first, const float *second, size_t step, const int32_t *partner,
+                                const float *sign, float *to) {
+    number u[PARTS][36], w[9], t[18];
+    size_t n, p, q;
+    for (p = 0; p < 36; p++) {
+        number parts[PARTS], h[PARTS];
+        for (q = 0; q < PARTS; q++) parts[q] = NAME(load)(first + (PARTS * p + q) * step) * 0.25f;
+        NAME(walsh_of)(parts, h);
+        for (q = 0; q < PARTS; q++) u[q][p] = h[q];
+        for (q = 0; q < PARTS; q++) u[partner[q]][p] += NAME(load)(second + (PARTS * p + q) * step) * sign[q];
+    }
+    for (q = 0; q < PARTS; q++) {
+        for (n = 0; n < 6; n++) NAME(gather_three)(u[q] + 6 * n, 1, t + 3 * n, 1);
+        for (n = 0; n < 3; n++) NAME(gather_three)(t + n, 3, w + n, 3);
+        for (n = 0; n < 9; n++) NAME(store)(to + (PARTS * n + q) * step, w[n]);
+    }
 }
