@@ -124,8 +124,7 @@ def test_real_layers_count_as_layers_of_one_component(seed: int, sizes: list[int
 
 
 def test_totals_are_those_of_the_quaternion_layers_where_there_are_any() -> None:
-    model = nn.Sequential(ones(nn.Linear(4, 8)), *small()[4:], ones(nn.Linear(1, 3)))
-    model[0] = ones(nn.Linear(4, 16))
+    model = nn.Sequential(ones(nn.Linear(4, 16)), ones(qnn.QLinear(16, 4)), qnn.Modulus(), ones(nn.Linear(1, 3)))
     weight(model, "0")[0] = 0
     weight(model, "1")[:, 0, 1] = 0
     measured = measure(model)

@@ -80,8 +80,13 @@ class Sparsity:
     def quaternion_layers(self) -> tuple[LayerSparsity, ...]:
         return tuple(layer for layer in self.layers if layer.components == 4)
 
+    @property
+    def counted_layers(self) -> tuple[LayerSparsity, ...]:
+        """Those that shares and neurons of the whole network are of."""
+        return self.quaternion_layers or self.layers
+
     def _sum(self, what: str) -> int:
-        return sum(getattr(layer, what) for layer in self.quaternion_layers or self.layers)
+        return sum(getattr(layer, what) for layer in self.counted_layers)
 
     @property
     def component_sparsity(self) -> float:
