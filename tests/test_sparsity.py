@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from quern import models
 from quern import nn as qnn
+from quern.compact import plan
 from quern.functional import products
 from quern.sparsity import Sparsity, measure
 
@@ -102,6 +103,47 @@ def test_counts_equal_those_of_numpy(seed: int, sizes: list[int], tol: float) ->
     assert (found.macs, found.nonzero_macs) == (4 * total, 4 * (total - zeros))
 
 
+@settings(max_examples=20)
+@given(st.integers(0, 10**6), st.lists(st.integers(1, 5), min_size=2, max_size=4), st.floats(0, 1))
+def test_real_layers_count_as_layers_of_one_component(seed: int, sizes: list[int], tol: float) -> None:
+    """Weights as numpy counts them, dead neurons as a plan removes them; the network has no others."""
+    torch.manual_seed(seed)
+    layers = [nn.Linear(n, m) for n, m in pairwise(sizes)]
+    for layer in layers:
+        layer.weight.data.mul_(torch.rand_like(layer.weight) > 0.5)
+    model, x = nn.Sequential(*layers), torch.randn(3, sizes[0])
+    measured, planned = measure(model, x, tol=tol), plan(model, x, tol=tol, keep_unknown=True)
+    for layer, row in zip(layers, measured.layers, strict=True):
+        zero = np.abs(layer.weight.detach().numpy().astype(np.float64)) <= tol
+        assert (row.components, row.quaternions, row.neurons) == (1, zero.size, zero.shape[0])
+        assert row.zero_components == row.zero_quaternions == zero.sum()
+        assert row.component_sparsity == row.quaternion_sparsity == pytest.approx(zero.mean())
+        assert (row.macs, row.nonzero_macs) == (zero.size, (~zero).sum())
+    assert (measured.neurons, measured.neurons_left) == planned.neurons
+    assert measured.neurons == sum(sizes[1:])
+
+
+def test_totals_are_those_of_the_quaternion_layers_where_there_are_any() -> None:
+    model = nn.Sequential(ones(nn.Linear(4, 16)), ones(qnn.QLinear(16, 4)), qnn.Modulus(), ones(nn.Linear(1, 3)))
+    weight(model, "0")[0] = 0
+    weight(model, "1")[:, 0, 1] = 0
+    measured = measure(model)
+    assert [row.components for row in measured.layers] == [1, 4, 1]
+    assert [row.component_sparsity for row in measured.layers] == [1 / 16, 1 / 4, 0]
+    assert [row.dead_neurons for row in measured.layers] == [1, 0, 0]
+    assert (measured.component_sparsity, measured.quaternion_sparsity, measured.neurons) == (1 / 4, 1 / 4, 1)
+    assert "all: weights, shares and neurons of the quaternion layers alone" in str(measured)
+    assert "alone" not in str(measure(model[1])).splitlines()[-2]
+
+
+def test_without_an_example_real_neurons_are_dead_by_the_scale_behind_them() -> None:
+    model = nn.Sequential(nn.Conv1d(2, 8, 3), nn.BatchNorm1d(8), nn.ReLU(), nn.Conv1d(8, 8, 1), qnn.QBatchNorm1d(8))
+    model.get_parameter("1.weight").data[[1, 2]] = 0
+    weight(model, "0")[[2, 5]] = 0
+    model.get_parameter("4.weight").data[0] = 0  # of the quaternion of channels 0, 2, 4, 6
+    assert [row.dead_neurons for row in measure(model).layers] == [3, 4]
+
+
 @pytest.mark.parametrize("tiny", [1e-30, 1e-44])
 def test_a_number_whose_square_is_zero_is_none(tiny: float) -> None:
     model = small()
@@ -128,6 +170,7 @@ def test_every_kind_of_layer_has_its_row() -> None:
         "rnn": ("QLSTM", 2 * 4 * 3 * (2 + 3) + 2 * 4 * 3 * (6 + 3), 12),
         **{f"attention.{part}_proj": ("QLinear", 4, 2) for part in ("q", "k", "v", "out")},
         "back": ("QConvTranspose2d", 2 * 9, 1),
+        "real": ("Linear", 16, 4),
     }
 
 
@@ -173,7 +216,12 @@ def test_what_is_not_a_number_is_not_zero() -> None:
 def test_a_network_without_quaternions() -> None:
     model = models.digits_cnn()
     found = measure(model, torch.randn(2, 1, 8, 8))
-    assert (found.layers, found.neurons, found.notes) == ((), 0, ())
+    assert [(row.kind, row.neurons, row.components) for row in found.layers] == [
+        ("Conv2d", 12, 1),
+        ("Conv2d", 24, 1),
+        ("Linear", 10, 1),
+    ]
+    assert (found.neurons, found.notes, found.quaternion_layers) == (46, (), ())
     assert (found.component_sparsity, found.quaternion_sparsity, found.neuron_sparsity) == (0, 0, 0)
     assert found.parameters == sum(p.numel() for p in model.parameters())
     assert found.macs == found.nonzero_macs == 12 * 9 * 64 + 24 * 12 * 9 * 64 + 10 * 24 * 16
@@ -234,7 +282,8 @@ def test_multiplications_by_hand() -> None:
     weight(model, "2")[1] = 0
     weight(model, "3")[:2] = 0
     found = measure(model, torch.randn(2, 1, 5, 5))
-    conv, linear = found.layers
+    conv, linear, real = found.layers
+    assert (real.macs, real.nonzero_macs) == (20, 12)
     assert (conv.macs, conv.nonzero_macs) == (9 * 2 * 9 * 4, 9 * 9 * 4)
     assert (linear.macs, linear.nonzero_macs) == (18 * 16, 18 * 12)
     assert (found.macs, found.nonzero_macs) == (9 * 2 * 9 * 4 + 18 * 16 + 20, 9 * 9 * 4 + 18 * 12 + 12)
@@ -353,6 +402,14 @@ def test_a_record_comes_back_as_it_was(build: Callable[[], nn.Module], with_exam
     record = found.to_dict()
     assert record["neuron_sparsity"] == found.neuron_sparsity
     assert [row["neurons_left"] for row in record["layers"]] == [row.neurons_left for row in found.layers]
+
+
+def test_a_record_from_before_real_rows_is_read() -> None:
+    measured = measure(small(), torch.ones(2, 4, 4))
+    record = measured.to_dict()
+    for row in record["layers"]:
+        assert row.pop("components") == 4
+    assert Sparsity.from_dict(record) == measured
 
 
 def test_a_record_does_not_change() -> None:

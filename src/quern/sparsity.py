@@ -3,6 +3,9 @@
 Zero means \\|.\\| <= tol. **Component** sparsity is the share of zero numbers among the quaternion weights,
 **quaternion** sparsity the share of quaternions whose modulus is zero, **neuron** sparsity the share of neurons that no
 longer matter: those that :func:`quern.compact.plan` would remove. Biases count as parameters but not as weights.
+A real layer is one whose weights have one component: its component and quaternion sparsity are the same, the share of
+zero weights, and its neurons are real. The totals of a network are those of its quaternion layers, or of its real
+layers if it has no others.
 """
 
 import copy
@@ -13,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from quern.errors import QuernError
-from quern.graph import Example, check_module, inputs_of, mapped, quaternion_weights, spec_of
+from quern.graph import Example, check_module, inputs_of, mapped, spec_of
 from quern.graph.listing import zero_
-from quern.graph.paths import norms_behind
+from quern.graph.paths import has_bias, norms_behind
 from quern.graph.precision import floating, in_float64, largest, widened
 from quern.graph.reader import layer_plan, read
 from quern.graph.spec import hooked
@@ -31,7 +34,8 @@ ALONE = "without an example input a neuron counts as dead if it has no weight or
 @torch.inference_mode(False)
 @torch.no_grad()
 def measure(model: nn.Module, example_input: Tensor | tuple[Any, ...] | None = None, tol: float = 0.0) -> Sparsity:
-    """Sparsity and size of ``model``; numbers up to ``tol`` count as zero.
+    """Sparsity and size of ``model``, with a row for every layer that has neurons, quaternion or real; numbers up to
+    ``tol`` count as zero.
 
     With an ``example_input`` (or a tuple of arguments) the network runs once in eval mode to count multiply-adds; they
     are given for one sample, the first axis of the example being the batch. Then it is read as
@@ -45,14 +49,15 @@ def measure(model: nn.Module, example_input: Tensor | tuple[Any, ...] | None = N
     dead, notes = _dead_neurons(model, example_input, tol)
     layers, seen = [], set()
     for name, layer in model.named_modules():
-        neurons = spec_of(layer).neurons(layer)
-        if not neurons:
+        spec, own = spec_of(layer), layer.named_parameters(recurse=False)
+        if not (neurons := spec.neurons(layer)):
             continue
-        weights = [w for w in quaternion_weights(layer).values() if id(w) not in seen]
+        weights = [w for key, w in own if key in spec.weights(layer) and id(w) not in seen]
         seen.update(map(id, weights))
+        weights = weights if spec.components == 4 else [w.unsqueeze(0) for w in weights]
         zero = [w.abs() <= tol for w in weights]
         # Squares of tiny numbers are zero even in float64: for tol = 0 the components say it.
-        gone = [z.all(0) & (w.double().norm(dim=0) <= tol) for z, w in zip(zero, weights, strict=True)]
+        gone = [z.all(0) & (w.abs().double().norm(dim=0) <= tol) for z, w in zip(zero, weights, strict=True)]
         macs, nonzero_macs = (None, None) if done is None else done.get(name, (0, 0))
         layers.append(
             LayerSparsity(
@@ -65,6 +70,7 @@ def measure(model: nn.Module, example_input: Tensor | tuple[Any, ...] | None = N
                 dead_neurons=dead.get(name, 0),
                 macs=macs,
                 nonzero_macs=nonzero_macs,
+                components=4 if spec.components == 4 else 1,
             )
         )
     parameters = list(model.parameters())
@@ -116,23 +122,26 @@ def _alone(network: nn.Module, note: str) -> tuple[dict[str, int], tuple[str, ..
     """What each layer knows by itself, or by the normalisation behind it."""
     modules = dict(network.named_modules())
     silent = {name: spec_of(layer).silent(layer) for name, layer in modules.items() if spec_of(layer).neurons(layer)}
+
     try:
         traced(network)
     except QuernError as reason:
         note = f"each layer was looked at alone: {reason}"
     else:
-        for name, norms in (norms_behind(network) or {}).items():
-            silent[name] |= torch.stack([_unscaled(modules[norm], len(silent[name])) for norm in norms]).all(0)
+        for name, norms in (norms_behind(network, has_bias) or {}).items():
+            silent[name] |= torch.stack([_unscaled(modules[norm], modules[name]) for norm in norms]).all(0)
     return {name: int(which.sum()) for name, which in silent.items()}, (note,) if silent else ()
 
 
-def _unscaled(norm: nn.Module, units: int) -> Tensor:
-    """Which of so many quaternions a normalisation multiplies by zero; none if these are not its channels."""
-    spec = spec_of(norm)
+def _unscaled(norm: nn.Module, layer: nn.Module) -> Tensor:
+    """Which neurons of a layer a normalisation multiplies by zero; none if these are not its channels."""
+    spec, before = spec_of(norm), spec_of(layer)
+    neurons, channels = before.neurons(layer), spec.sizes(norm)[0] or 0
     scales = [scale for scale in (getattr(norm, name) for name in spec.scales(norm)) if scale is not None]
-    if not scales or (spec.sizes(norm)[0] or 0) * spec.components != 4 * units:
-        return torch.zeros(units, dtype=torch.bool)
-    return torch.stack([(scale.reshape(-1, units) == 0).all(0) for scale in scales]).any(0).cpu()
+    if not scales or channels * spec.components != neurons * before.components:
+        return torch.zeros(neurons, dtype=torch.bool)
+    zero = torch.stack([(scale.reshape(-1, channels) == 0).all(0) for scale in scales]).any(0).cpu()
+    return zero.repeat(spec.components).view(before.components, neurons).all(0)  # by way of real channels
 
 
 def _nonzero(t: Tensor, tol: float) -> int:

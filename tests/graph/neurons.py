@@ -18,6 +18,9 @@ F64 = torch.float64
 CONVOLUTIONS = (qnn.QConv1d, qnn.QConv2d, qnn.QConv3d, qnn.QConvTranspose1d, qnn.QConvTranspose2d, qnn.QConvTranspose3d)
 
 
+REAL_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
 NORMS = (qnn.QBatchNorm1d, qnn.QBatchNorm2d, qnn.QBatchNorm3d, qnn.QWhiteningBatchNorm2d)
 
 
@@ -98,9 +101,10 @@ def run_exchanged(model: nn.Module, x: Tensor, units: dict[str, Tensor]) -> Any:
     """The output of ``model`` if these neurons of these layers have the values of another sample of the batch."""
 
     def exchange(which: Tensor, layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        axis = 1 if isinstance(layer, CONVOLUTIONS) else -1
+        axis = 1 if isinstance(layer, (*CONVOLUTIONS, *REAL_CONVOLUTIONS)) else -1
         y = output.movedim(axis, -1).clone()
-        channels = (len(which) * torch.arange(4).unsqueeze(1) + which.nonzero().flatten()).flatten()
+        parts = torch.arange(y.shape[-1] // len(which))
+        channels = (len(which) * parts.unsqueeze(1) + which.nonzero().flatten()).flatten()
         y[..., channels] = y.roll(1, 0)[..., channels]
         return y.movedim(-1, axis)
 

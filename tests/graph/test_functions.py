@@ -247,7 +247,7 @@ def test_a_flattened_sequence_is_not_followed() -> None:
     """Its columns are place, component, channel: not the order of quaternions."""
     model = Wired(lambda m, x: m.b(m.a(x).flatten(1)), a=qnn.QLinear(4, 8), b=nn.Linear(16, 1))
     layer(model, "b").weight.data[:, torch.arange(16) != 1] = 0
-    assert dead(model, 2, 4) == {"a": []}
+    assert dead(model, 2, 4) == {"a": [], "b": []}
 
 
 def test_a_scale_of_places_kills_no_unit() -> None:

@@ -74,7 +74,7 @@ def compress(
         Path | None, of_network(help="A network that is trained already: a run's folder or a file of quern.")
     ] = None,
     resume: Annotated[bool, of_run("--resume", help="Go on with what is in --out, with its own settings.")] = False,
-    max_neurons: Annotated[int | None, of_budget(help="Quaternion neurons the small network may have.")] = None,
+    max_neurons: Annotated[int | None, of_budget(help="Neurons the small network may have.")] = None,
     max_params: Annotated[int | None, of_budget(help="Parameters the small network may have.")] = None,
     max_bytes: Annotated[str | None, of_budget(help="Bytes its file may have: 65536, 64k, 1M.")] = None,
     max_flash: Annotated[str | None, of_budget(help="Bytes of its packed file, small/model.qrn: 16k.")] = None,

@@ -30,7 +30,7 @@ from quern.compact.folding import fold
 from quern.errors import CompactionError, DeadNetworkWarning, NotFiniteWarning
 from quern.graph import Example, Kept, LayerPlan, check_traceable, inputs_of, mapped, spec_of
 from quern.graph.facts import dead, evaluating
-from quern.graph.listing import zero_
+from quern.graph.listing import neuron_components, zero_
 from quern.graph.precision import floating, in_float64, largest, widened
 from quern.graph.reader import Memory, layer_plan, read, remembering
 from quern.graph.spec import Select, hooked
@@ -161,7 +161,7 @@ def census(model: nn.Module, example_input: Example) -> Census | None:
             facts, outputs, _ = read(model, inputs, False, largest(model))
     except CompactionError:
         return None
-    count = Census(facts, outputs, size_of(model))
+    count = Census(facts, outputs, size_of(model), neuron_components(model))
     return count if count.repeatable else None
 
 

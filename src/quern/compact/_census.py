@@ -45,11 +45,12 @@ class _Layer:
 class Census:
     """Counts what would be left of a network, which keeps its shapes, as often as its weights change.
 
-    ``facts`` and ``outputs`` are what was read of the network itself, not of a copy, and ``before`` is its size. Where
-    ``repeatable`` is False there is something in it that has no such count.
+    ``facts`` and ``outputs`` are what was read of the network itself, not of a copy, and ``before`` is its size, in
+    which neurons are of so many ``components``. Where ``repeatable`` is False there is something in it that has no such
+    count.
     """
 
-    def __init__(self, facts: Facts, outputs: Sequence[Value], before: Size) -> None:
+    def __init__(self, facts: Facts, outputs: Sequence[Value], before: Size, components: int) -> None:
         self._facts, self._outputs, self._before = facts, outputs, before
         self._kept = torch.empty(0)
         self._counted: Counted | None = None
@@ -67,7 +68,7 @@ class Census:
                 sides.append(None if units is None or wide is None else (len(ids), wide // len(units)))
                 ids += [] if units is None or wide is None else [units]
             wide = tuple(0 if side is None else n or 0 for side, n in zip(sides, spec.sizes(record.layer), strict=True))
-            neurons = spec.neurons(record.layer)
+            neurons = spec.neurons(record.layer) if spec.components == components else 0
             counts = (tuple(_terms(record, more, part) for more in (False, True)) for part in (None, "weights"))
             self._layers.append(_Layer(record, wide, tuple(sides), neurons, *counts))
         self._ids = torch.cat(ids) if ids else torch.empty(0, dtype=torch.long)

@@ -43,9 +43,17 @@ def batch_norms(model: nn.Module) -> dict[str, Any]:
     return dict(norms.values())
 
 
+def neuron_components(model: nn.Module) -> int:
+    """What the neurons of a network are, where one number counts them: quaternions, 4, if any of its layers has
+    neurons that are, else real numbers, 1."""
+    quaternions = any(spec_of(layer).components == 4 and spec_of(layer).neurons(layer) for layer in model.modules())
+    return 4 if quaternions else 1
+
+
 def neurons(model: nn.Module) -> int:
-    """How many quaternion neurons a network has."""
-    return sum(spec_of(layer).neurons(layer) for layer in model.modules())
+    """How many neurons a network has: quaternion ones, or real ones if there are no others."""
+    components, specs = neuron_components(model), ((layer, spec_of(layer)) for layer in model.modules())
+    return sum(spec.neurons(layer) for layer, spec in specs if spec.components == components)
 
 
 @torch.no_grad()

@@ -1,5 +1,7 @@
 """What can be said of the paths through a network without running it."""
 
+from collections.abc import Callable
+
 from torch import fx, nn
 
 from quern.errors import TraceError
@@ -8,14 +10,18 @@ from quern.graph.spec import spec_of
 from quern.graph.trace import Tracer, trace, traced
 
 
+def has_bias(layer: nn.Module) -> bool:
+    """Whether each neuron of a layer has a row of ``weight`` and of ``bias``."""
+    return spec_of(layer).neurons(layer) > 0 and "bias" in spec_of(layer).shifts(layer)
+
+
 def has_rows(layer: nn.Module) -> bool:
     """Whether each neuron of a quaternion layer has a row of ``weight (4, out, in, ...)`` and of ``bias (4, out)``."""
-    spec = spec_of(layer)
-    return spec.components == 4 and spec.neurons(layer) > 0 and "bias" in spec.shifts(layer)
+    return spec_of(layer).components == 4 and has_bias(layer)
 
 
-def norms_behind(model: nn.Module) -> dict[str, tuple[str, ...]] | None:
-    """By the name of each quaternion layer whose outputs all end in batch normalisations: the names of those.
+def norms_behind(model: nn.Module, of: Callable[[nn.Module], bool] = has_rows) -> dict[str, tuple[str, ...]] | None:
+    """By the name of each layer ``of`` a kind whose outputs all end in batch normalisations: the names of those.
 
     On the way there a constant stays the same constant at every place: activations and pooling, no dropout, no sums
     with other values. None if the network cannot be traced.
@@ -27,7 +33,7 @@ def norms_behind(model: nn.Module) -> dict[str, tuple[str, ...]] | None:
         return None
     ends: dict[str, set[str] | None] = {}
     for node in graph.nodes:
-        if node.op == "call_module" and has_rows(root.get_submodule(str(node.target))):
+        if node.op == "call_module" and of(root.get_submodule(str(node.target))):
             norms, known = _ends(root, node), ends.get(str(node.target), set())
             ends[str(node.target)] = None if norms is None or known is None else norms | known
     names = {layer: name for name, layer in model.named_modules()}  # as the model itself has them

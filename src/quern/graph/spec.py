@@ -114,7 +114,7 @@ class Spec:
         return ()
 
     def neurons(self, layer: Any) -> int:
-        """How many quaternion neurons it has; 0 for layers that have none."""
+        """How many neurons it has, as many as output channels; 0 for layers that have none."""
         return 0
 
     def silent(self, layer: Any) -> Tensor:

@@ -77,7 +77,10 @@ def _rounded(line: Epoch) -> Epoch:
 def _reached(result: Result) -> Reached:
     assert result.test_accuracy is not None
     sparsity = result.sparsity
-    layers = [{field.name: getattr(layer, field.name) for field in fields(LayerCounts)} for layer in sparsity.layers]
+    layers = [
+        {field.name: getattr(layer, field.name) for field in fields(LayerCounts)}
+        for layer in sparsity.quaternion_layers
+    ]
     counts = {field.name: getattr(sparsity, field.name) for field in fields(Zeros)}
     return Reached(
         best_epoch=result.best_epoch,
@@ -95,7 +98,7 @@ def moduli(network: nn.Module, sparsity: Sparsity) -> Moduli:
     every = torch.cat(rows) if rows else torch.zeros(0)
     exponents = every[every > 0].double().log10().clamp(EDGES[0], EDGES[-1])
     counts = torch.histc(exponents, len(EDGES) - 1, EDGES[0], EDGES[-1])
-    whole = sum(layer.quaternions for layer in sparsity.layers)
+    whole = sum(layer.quaternions for layer in sparsity.quaternion_layers)
     return Moduli(EDGES, tuple(int(n) for n in counts), whole - int((every > 0).sum()))
 
 

@@ -116,7 +116,7 @@ def run_stages(
         **compressed.to_dict(),
         "layers": [
             {"name": before.name, "kind": before.kind, "dense": before.neurons, "small": after.neurons}
-            for before, after in zip(measure(dense).layers, measure(small).layers, strict=True)
+            for before, after in zip(measure(dense).counted_layers, measure(small).counted_layers, strict=True)
         ],
         "images": job.batches.image_format(),
         "dead_by": "compaction",

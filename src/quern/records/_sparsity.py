@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from quern.records._size import Size
 from quern.records.schema import Count, check
@@ -30,14 +30,16 @@ class LayerCounts:
 
 @dataclass(frozen=True)
 class LayerSparsity(LayerCounts):
-    """The same with real multiply-adds for one sample, None without an example input."""
+    """The same with real multiply-adds for one sample, None without an example input. A layer of real numbers has one
+    of ``components``: its weights stand in place of quaternions, and its real neurons in place of quaternion ones."""
 
     macs: Count | None
     nonzero_macs: Count | None
+    components: Literal[1, 4] = 4
 
     @property
     def component_sparsity(self) -> float:
-        return _share(self.zero_components, 4 * self.quaternions)
+        return _share(self.zero_components, self.components * self.quaternions)
 
     @property
     def quaternion_sparsity(self) -> float:
@@ -60,6 +62,9 @@ class Sparsity:
     that are not zero; ``bytes`` is what parameters and buffers take as stored now, zeros included. ``macs`` is what
     the weights cost for one sample, zeros included, ``nonzero_macs`` what zeros leave of it; torch's linear layers and
     convolutions count, its recurrent and attention layers do not.
+
+    Shares and neurons of the whole network are those of its quaternion layers together, as the paper counts. In a
+    network without any they are those of its real layers.
     """
 
     layers: tuple[LayerSparsity, ...]
@@ -71,12 +76,22 @@ class Sparsity:
     tol: float
     notes: tuple[str, ...] = field(default=())
 
+    @property
+    def quaternion_layers(self) -> tuple[LayerSparsity, ...]:
+        return tuple(layer for layer in self.layers if layer.components == 4)
+
+    @property
+    def counted_layers(self) -> tuple[LayerSparsity, ...]:
+        """Those that shares and neurons of the whole network are of."""
+        return self.quaternion_layers or self.layers
+
     def _sum(self, what: str) -> int:
-        return sum(getattr(layer, what) for layer in self.layers)
+        return sum(getattr(layer, what) for layer in self.counted_layers)
 
     @property
     def component_sparsity(self) -> float:
-        return _share(self._sum("zero_components"), 4 * self._sum("quaternions"))
+        components = 4 if self.quaternion_layers else 1
+        return _share(self._sum("zero_components"), components * self._sum("quaternions"))
 
     @property
     def quaternion_sparsity(self) -> float:
@@ -114,7 +129,7 @@ class Sparsity:
             layers.append(
                 replace(
                     old,
-                    zero_components=4 * old.quaternions - 4 * new.quaternions + new.zero_components,
+                    zero_components=old.components * (old.quaternions - new.quaternions) + new.zero_components,
                     zero_quaternions=old.quaternions - new.quaternions + new.zero_quaternions,
                     dead_neurons=old.neurons - new.neurons_left,
                     nonzero_macs=new.nonzero_macs,
@@ -151,6 +166,8 @@ class Sparsity:
             table.add_row(Text(f"{layer.name} {layer.kind}"), *_cells(layer, layer.quaternions))
         table.add_row("all", *_cells(self, self._sum("quaternions")), style="bold")
         yield table
+        if 0 < len(self.quaternion_layers) < len(self.layers):
+            yield "all: weights, shares and neurons of the quaternion layers alone"
         size = f"{self.bytes:,} bytes"
         yield f"{self.nonzero_parameters:,} of {self.parameters:,} parameters are not zero; {size} as stored"
         for note in self.notes:

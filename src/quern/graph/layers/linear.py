@@ -53,7 +53,7 @@ class Linear(OneToOne):
         return ("bias",)
 
     def neurons(self, layer: Any) -> int:
-        return (self.sizes(layer)[1] or 0) if self.components == 4 else 0
+        return self.sizes(layer)[1] or 0
 
     def silent(self, layer: Any) -> Tensor:
         return ~self.edges(layer).any(1)
