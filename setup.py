@@ -7,7 +7,7 @@ compiler that is all of them: training is slower then, and quern says so when a 
 
 from setuptools import Extension, setup
 
-FLAGS = ["-std=c99", "-ffp-contract=fast", "-fvisibility=default"]
+FLAGS = ["-std=c99", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=default"]
 AVX2 = ["-mavx2", "-mfma"]
 BUILDS = {"_any": [], "_avx2": AVX2, "_avx512": [*AVX2, "-mavx512f", "-mavx512vl"]}
 CPU_LEVEL = "src/quern/cpu_level.c"
@@ -31,5 +31,10 @@ def libraries(package: str, sources: list[str], headers: list[str], optimize: st
 runtime = libraries(
     "quern.runtime", [f"{RUNTIME}/quern_rt.c", f"{RUNTIME}/quern_native.c"], [f"{RUNTIME}/quern_rt.h"], "-O2"
 )
-kernels = libraries("quern.functional.native", [f"{KERNELS}/winograd.c"], [f"{KERNELS}/winograd_tiles.h"], "-O3")
+kernels = libraries(
+    "quern.functional.native",
+    [f"{KERNELS}/{name}.c" for name in ("proximal", "winograd")],
+    [f"{KERNELS}/{name}.h" for name in ("threads", "winograd_tiles")],
+    "-O3",
+)
 setup(ext_modules=[*runtime, *kernels])

@@ -27,9 +27,18 @@ def is_available() -> bool:
     return os.environ.get("QUERN_NATIVE") != "0" and bool(_native.builds(PACKAGE))
 
 
+def build() -> str:
+    """The fastest build that runs here."""
+    return _native.builds(PACKAGE)[-1]
+
+
+def open_build(build: str) -> Any:
+    return _native.open_library(PACKAGE, build)
+
+
 @cache
 def _library(build: str) -> Any:
-    library = _native.open_library(PACKAGE, build)
+    library = open_build(build)
     library.quern_winograd_scratch.restype = ctypes.c_int64
     library.quern_winograd_scratch.argtypes = [ctypes.POINTER(Convolution), ctypes.c_int32]
     for name, pointers in (("quern_winograd_forward", 6), ("quern_winograd_weight", 5)):
@@ -40,7 +49,7 @@ def _library(build: str) -> Any:
 
 
 @cache
-def _parallel() -> int | None:
+def parallel() -> int | None:
     """The function by which the OpenMP that torch has loaded starts its threads. Without it there is one thread."""
     try:
         return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
@@ -50,10 +59,10 @@ def _parallel() -> int | None:
 
 def scratch_numbers(convolution: Convolution, of_weight: bool) -> int:
     """How many numbers of scratch memory a pass takes."""
-    return _library(_native.builds(PACKAGE)[-1]).quern_winograd_scratch(convolution, int(of_weight))
+    return _library(build()).quern_winograd_scratch(convolution, int(of_weight))
 
 
 def run(function: str, convolution: Convolution, *tensors: Tensor | None) -> None:
     """Call a function of winograd.c."""
     pointers = [None if t is None else t.data_ptr() for t in tensors]
-    getattr(_library(_native.builds(PACKAGE)[-1]), function)(convolution, *pointers, _parallel())
+    getattr(_library(build()), function)(convolution, *pointers, parallel())
