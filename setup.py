@@ -7,7 +7,7 @@ compiler that is all of them: training is slower then, and quern says so when a 
 
 from setuptools import Extension, setup
 
-FLAGS = ["-std=c99", "-ffp-contract=fast", "-fvisibility=default"]
+FLAGS = ["-std=c99", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=default"]
 AVX2 = ["-mavx2", "-mfma"]
 BUILDS = {"_any": [], "_avx2": AVX2, "_avx512": [*AVX2, "-mavx512f", "-mavx512vl"]}
 CPU_LEVEL = "src/quern/cpu_level.c"
@@ -33,8 +33,8 @@ runtime = libraries(
 )
 kernels = libraries(
     "quern.functional.native",
-    [f"{KERNELS}/{name}.c" for name in ("winograd", "depthwise")],
-    [f"{KERNELS}/{name}.h" for name in ("vectors", "winograd_tiles", "winograd_products", "depthwise_taps")],
+    [f"{KERNELS}/{name}.c" for name in ("depthwise", "proximal", "winograd")],
+    [f"{KERNELS}/{name}.h" for name in ("depthwise_taps", "threads", "vectors", "winograd_products", "winograd_tiles")],
     "-O3",
 )
 setup(ext_modules=[*runtime, *kernels])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quern.functional.native import proximal as native
 from quern.graph import quaternion_shifts, quaternion_weights
 from quern.optim._proximal import Parameters, Proximal, check_positive
 from quern.penalties import Penalty, Target
@@ -93,32 +94,72 @@ class ProximalAdam(Proximal):
             counts.append(state["step"])
         if any(g.is_sparse for g in gradients):
             raise ValueError("ProximalAdam does not take sparse gradients.")
-        squares = self._squares(parameters, gradients)
-        if group["weight_decay"]:
-            torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
         torch._foreach_add_(counts, 1)
+        decay = 1 - lr * group["weight_decay"]
+        steps, scales = self._steps_and_scales(group, parameters)
+        paces = [lr / (1 - beta1**n) for n in steps]
+        if native.can_take([*parameters, *gradients, *m, *v]):
+            metrics = self._move_in_one_pass(group, parameters, decay, paces, scales)
+            if metrics is not None:
+                return lr, metrics
+        squares = self._squares(parameters, gradients)
+        if decay != 1:
+            torch._foreach_mul_(parameters, decay)
         torch._foreach_lerp_(m, gradients, 1 - beta1)
         torch._foreach_lerp_(v, squares, 1 - beta2)
-        metrics, steps = self._metrics(group, parameters)
-        torch._foreach_addcdiv_(parameters, m, metrics, [-lr / (1 - beta1**n) for n in steps])
+        metrics = self._metrics(group, parameters, scales)
+        torch._foreach_addcdiv_(parameters, m, metrics, [-pace for pace in paces])
         return lr, metrics
 
-    def _metrics(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[float]]:
-        """The root of the mean squared gradients of every parameter, and how often it was moved."""
-        beta2, states = group["betas"][1], [self.state[p] for p in parameters]
-        steps = [state["step"].item() for state in states]
+    def _move_in_one_pass(
+        self, group: dict[str, Any], parameters: list[Tensor], decay: float, paces: list[float], scales: list[float]
+    ) -> list[Tensor] | None:
+        """The same by the kernel: the metrics, or None if a parameter does not lie in memory as the kernel needs it."""
+        beta1, beta2 = group["betas"]
+        shares = (beta1, 1 - beta1, beta2, 1 - beta2)
+        # Copies, if there are any, have to live until the kernel is done.
+        gradients = {id(p): _laid_out_as(p, p.grad) for p in parameters if p.grad is not None}
+        partners = {}
+        for scale, shift in self._pairs:
+            if id(scale) in gradients and id(shift) in gradients:
+                partners |= {id(scale): (id(shift), 4), id(shift): (id(scale), 1)}
+        pieces, metrics = [], []
+        for p, pace, scale in zip(parameters, paces, scales, strict=True):
+            state, rows = self.state[p], 4 if id(p) in self._shared else 1
+            m, g = _laid_out_as(p, state["exp_avg"]), gradients[id(p)]
+            v = _laid_out_as(p[0] if rows > 1 else p, state["exp_avg_sq"])
+            if not (m.stride() == g.stride() == p.stride() and native.in_rows(p, rows, v)):
+                return None
+            state["exp_avg"], state["exp_avg_sq"] = m, v  # what was loaded may have had another layout
+            metrics.append(torch.empty_like(v))
+            partner, partner_rows = partners.get(id(p), (None, 0))
+            pointers = [t.data_ptr() for t in (p, m, v, metrics[-1], g)]
+            beside = None if partner is None else gradients[partner].data_ptr()
+            numbers = (decay, *shares, pace, scale, group["eps"])
+            pieces.append(native.Moved(*pointers, beside, v.numel(), rows, partner_rows, *numbers))
+        native.run(pieces)
+        return metrics
+
+    def _steps_and_scales(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> tuple[list[float], list[float]]:
+        """How often each parameter was moved, and what the root of its second moment is to be multiplied by."""
+        beta2 = group["betas"][1]
+        steps = [self.state[p]["step"].item() for p in parameters]
         paired = {id(p) for pair in self._pairs if all(self.state.get(q) for q in pair) for p in pair}
         sizes = [5 if id(p) in paired else 4 if id(p) in self._shared else 1 for p in parameters]
-        metrics = torch._foreach_sqrt([state["exp_avg_sq"] for state in states])
-        torch._foreach_mul_(metrics, [(size * (1 - beta2**n)) ** -0.5 for size, n in zip(sizes, steps, strict=True)])
+        return steps, [(size * (1 - beta2**n)) ** -0.5 for size, n in zip(sizes, steps, strict=True)]
+
+    def _metrics(self, group: dict[str, Any], parameters: Sequence[Tensor], scales: Sequence[float]) -> list[Tensor]:
+        """The root of the mean squared gradients of every parameter."""
+        metrics = torch._foreach_sqrt([self.state[p]["exp_avg_sq"] for p in parameters])
+        torch._foreach_mul_(metrics, list(scales))
         torch._foreach_add_(metrics, group["eps"])
-        return list(metrics), steps
+        return list(metrics)
 
     def _has_a_pace(self, target: Target) -> bool:
         return all(self.state.get(p) for p in target.parameters)
 
     def _rates(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> tuple[float, list[Tensor]]:
-        return float(group["lr"]), self._metrics(group, parameters)[0]
+        return float(group["lr"]), self._metrics(group, parameters, self._steps_and_scales(group, parameters)[1])
 
     def _squares(self, parameters: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
         """The squared gradients, summed where they are shared."""
@@ -138,3 +179,8 @@ class ProximalAdam(Proximal):
             if a is not None and b is not None:
                 squares[a] = squares[b] = squares[a] + squares[b]
         return squares
+
+
+def _laid_out_as(p: Tensor, t: Tensor) -> Tensor:
+    """``t``, or a copy of it in the memory layout of ``p``, if that has one without gaps."""
+    return t if t.stride() == p.stride() else torch.empty_like(p, memory_format=torch.preserve_format).copy_(t)

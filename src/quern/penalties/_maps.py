@@ -10,6 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from quern.functional.native import proximal as native
+
 Bound = float | Tensor
 
 
@@ -188,11 +190,33 @@ def shrink_(targets: Sequence[Target], steps: Sequence[float], metrics: Sequence
     map of the sum. All operations are on lists, because for small networks it is their number that takes the time.
     """
     work: dict[ProximalMap, list[tuple[int, float]]] = {}
+    pieces = []
     for n, target in enumerate(targets):
-        for map_, factor in target.maps:
-            if steps[n] * factor > 0:
-                work.setdefault(map_, []).append((n, steps[n] * factor))
+        factors = {map_: steps[n] * factor for map_, factor in target.maps if steps[n] * factor > 0}
+        piece = _piece(target, factors, None if metrics is None else metrics[n])
+        if piece is not None:
+            pieces.append(piece)
+            continue
+        for map_, factor in factors.items():
+            work.setdefault(map_, []).append((n, factor))
+    native.run(pieces)
     for map_ in sorted(work, key=lambda map_: map_.order):
         numbers, factors = zip(*work[map_], strict=True)
         chosen = None if metrics is None else [metrics[n] for n in numbers]
         map_.shrink_all_([targets[n] for n in numbers], factors, chosen)
+
+
+def _piece(target: Target, factors: dict[ProximalMap, float], metric: Tensor | None) -> native.Shrunk | None:
+    """What the kernel has to know of a target: all maps in one pass. None if it cannot be done there."""
+    first, *others = target.parameters
+    known = all(map_ in (COMPONENTS, GROUPS, SQUARES) for map_ in factors)
+    if not known or not native.can_take([*target.parameters, *([] if metric is None else [metric])]):
+        return None
+    row = metric if metric is not None else first if first.dim() == 1 else first[0]
+    rows = 1 if row.shape == first.shape else 4
+    partner = others[0] if others else None
+    if not native.in_rows(first, rows, row) or (partner is not None and not native.in_rows(partner, 4, row)):
+        return None
+    pointers = [None if t is None else t.data_ptr() for t in (first, partner, metric)]
+    numbers = [factors.get(map_, 0.0) for map_ in (COMPONENTS, GROUPS, SQUARES)]
+    return native.Shrunk(*pointers, row.numel(), rows, 0 if partner is None else 4, *numbers)

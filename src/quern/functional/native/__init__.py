@@ -48,9 +48,18 @@ def is_available() -> bool:
     return os.environ.get("QUERN_NATIVE") != "0" and bool(_native.builds(PACKAGE))
 
 
+def build() -> str:
+    """The fastest build that runs here."""
+    return _native.builds(PACKAGE)[-1]
+
+
+def open_build(build: str) -> Any:
+    return _native.open_library(PACKAGE, build)
+
+
 @cache
 def _library(build: str) -> Any:
-    library = _native.open_library(PACKAGE, build)
+    library = open_build(build)
     library.quern_winograd_scratch.restype = ctypes.c_int64
     library.quern_winograd_scratch.argtypes = [ctypes.c_void_p, ctypes.c_int32]
     library.quern_depthwise_sums.restype = ctypes.c_int64
@@ -63,7 +72,7 @@ def _library(build: str) -> Any:
 
 
 @cache
-def _parallel() -> int | None:
+def parallel() -> int | None:
     """The function by which the OpenMP that torch has loaded starts its threads. Without it there is one thread."""
     try:
         return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
@@ -73,11 +82,10 @@ def _parallel() -> int | None:
 
 def ask(function: str, convolution: ctypes.Structure, *numbers: int) -> int:
     """Call a function of the library that says how much memory a pass takes."""
-    library = _library(_native.builds(PACKAGE)[-1])
-    return getattr(library, function)(ctypes.byref(convolution), *numbers)
+    return getattr(_library(build()), function)(ctypes.byref(convolution), *numbers)
 
 
 def run(function: str, convolution: ctypes.Structure, *tensors: Tensor | None) -> None:
     """Call a function of the library that makes a pass."""
     pointers = [None if t is None else t.data_ptr() for t in tensors]
-    getattr(_library(_native.builds(PACKAGE)[-1]), function)(ctypes.byref(convolution), *pointers, _parallel())
+    getattr(_library(build()), function)(ctypes.byref(convolution), *pointers, parallel())

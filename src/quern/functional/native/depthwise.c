@@ -183,7 +183,7 @@ void quern_depthwise_forward(const depthwise *d, const float *x, const float *we
     j.bias = bias;
     j.y = y;
     j.at_once = rows / (8 * (size_t)(d->threads > 1 ? d->threads : 1)) + 1;
-    run_in_threads(gather_rows, &j, d->threads, parallel);
+    with_threads(gather_rows, &j, d->threads, parallel);
 }
 
 /* The gradient of the weight, for the input `x` and the gradient `grad` of the result. */
@@ -195,7 +195,7 @@ void quern_depthwise_weight(const depthwise *d, const float *x, const float *gra
     j.x = x;
     j.grad = grad;
     j.sums = sums;
-    run_in_threads(add_pieces, &j, d->threads, parallel);
+    with_threads(add_pieces, &j, d->threads, parallel);
     for (n = 0; n < rows; n++) {
         for (c = 0; c < units; c++) {
             size_t at = units >= WIDE && c >= units / WIDE * WIDE ? c + stored - units : c;

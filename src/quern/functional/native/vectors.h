@@ -5,6 +5,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "threads.h"
+
 #define INLINE static inline __attribute__((always_inline))
 
 #if defined(__AVX__)
@@ -42,17 +44,6 @@ INLINE void store_single(float *to, float n) { *to = n; }
             }                                                  \
         }                                                      \
     } while (0)
-
-/* Threads are those of the caller: GOMP_parallel of the OpenMP that torch uses, or NULL. */
-typedef void (*parallel_function)(void (*)(void *), void *, unsigned, unsigned);
-
-INLINE void run_in_threads(void (*part)(void *), void *job, int64_t threads, parallel_function parallel) {
-    if (parallel && threads > 1) parallel(part, job, (unsigned)threads, 0);
-    else part(job);
-}
-
-/* The next piece of work that no thread has taken yet. */
-INLINE size_t take(int64_t *next) { return (size_t)__atomic_fetch_add(next, 1, __ATOMIC_RELAXED); }
 
 INLINE size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 #endif

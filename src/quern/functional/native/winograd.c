@@ -229,7 +229,7 @@ static void multiply_both(void *work) {
 
 static void run(job *j, void (*part)(void *), parallel_function parallel) {
     j->next = j->joined = 0;
-    run_in_threads(part, j, j->c->threads, parallel);
+    with_threads(part, j, j->c->threads, parallel);
 }
 
 static job job_of(const convolution *c) {
