@@ -28,9 +28,11 @@
 
 /* How many sums an inner loop can keep: of quaternions at so many vectors of positions, of a block of outputs. */
 #if defined(__AVX512VL__)
-enum { QUATERNION_VECTORS = 4, BLOCK = 8, BLOCK_VECTORS = 3 };
+#define BLOCK 8
+enum { QUATERNION_VECTORS = 4, BLOCK_VECTORS = 3 };
 #else
-enum { QUATERNION_VECTORS = 2, BLOCK = 4, BLOCK_VECTORS = 3 };
+#define BLOCK 4
+enum { QUATERNION_VECTORS = 2, BLOCK_VECTORS = 3 };
 #endif
 
 /* A device needs no more than its networks have. A bit for each operation of this build, 1 << QRN_OP_CONV and so on, and
@@ -441,15 +443,15 @@ static void stored_taps(const weights *w, size_t o, const int32_t *place, int32_
 /* The input is copied to planes with zero borders, so that a tap of the kernel is a shift: result p is the sum of
  * weight * plane[p + shift]. With a stride the rows and columns that a tap meets lie side by side (phases). The inner loop
  * runs over positions. They are taken row by row, or through the borders as one long row, whichever is fewer vectors;
- * what is computed for positions in the border is not looked at. Where that is much of an
- * image, and many outputs are to be made of it, each tap gets a plane of its own without any (gathered). */
+ * what is computed for positions in the border is not looked at. Where that is much of an image, and many outputs are to
+ * be made of it, each column of the kernel gets a plane of its own without any (gathered). */
 typedef struct {
     weights w;
     size_t channels, groups, area, kernel[2], stride[2], dilation[2], stuffing[2], padding[2], size[2];
     size_t used[2]; /* rows and columns of the input that are looked at */
     size_t parts; /* components of the input, a bit each */
     size_t sets, units, pitch, plane;       /* of the planes that are multiplied */
-    size_t padded, padded_pitch;            /* of a plane with its borders */
+    size_t padded, padded_pitch, rows;      /* of a plane with its borders; rows of one phase of it */
     size_t out[2], vectors, row; /* positions; vectors of them; numbers from row to row of the results */
     size_t strip;                /* so many rows of all outputs are made before the next ones */
     int by_rows, in_place, gathered, whole; /* whole: eight products a quaternion for a block of outputs at once, or a block of real outputs */
@@ -458,6 +460,7 @@ typedef struct {
 
 /* Sums of eight products in int8 fit 32 bits up to so many taps. */
 enum { MAX_WHOLE_I8 = 4096 };
+enum { GATHER = 8 };           /* products that a vector of a gathered plane costs */
 enum { MAX_PLANES = 1 << 28 }; /* numbers in the planes of a convolution */
 
 /* Vectors of so many numbers, for LANES lanes or one. */
@@ -465,7 +468,7 @@ INLINE size_t vectors_of(size_t count, size_t lanes) { return lanes == LANES ? (
 
 static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, size_t lanes) {
     convolution c;
-    size_t phase[2], axis, flat, rows, taps, used = 0, stored, dense, products;
+    size_t phase[2], axis, flat, rows, taps, used = 0, stored, dense, products, columns;
     int pairs = op[QRN_CONV_X_DTYPE] == QRN_I8, constant = !is_none(op[QRN_CONV_CONSTANT]);
     c.w = weights_of(blob, op + QRN_CONV_WEIGHTS, pairs);
     c.channels = op[QRN_CONV_CHANNELS];
@@ -517,16 +520,18 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     }
     if (c.whole && c.w.components == 4) c.sets = 8;
     dense = vectors_of(c.out[0] * c.out[1], lanes);
-    products = c.whole ? (c.w.components == 4 ? 8u : 1u) * c.w.outputs * taps : stored * c.w.components * c.w.components;
-    c.gathered = fast && lanes > 1 && products * (c.vectors - smaller(dense, c.vectors)) > 6 * c.sets * c.units * c.area * dense &&
-                 ((uint64_t)c.sets * c.units + 1) * c.area * dense * lanes <= MAX_PLANES;
+    products = c.whole ? (c.w.components == 4 ? 8u : 1u) * c.w.outputs * taps : stored * c.w.components * c.sets;
+    columns = c.kernel[1] * c.stride[0] * phase[0] * c.out[1];
+    c.gathered = fast && lanes > 1 && products * (c.vectors - smaller(dense, c.vectors)) > GATHER * c.sets * c.units * vectors_of(columns, lanes) &&
+                 ((uint64_t)c.sets * c.units + 1) * columns <= MAX_PLANES;
     c.padded = c.plane;
     c.padded_pitch = c.pitch;
+    c.rows = phase[0];
     if (c.gathered) {
         c.by_rows = 0;
         c.vectors = dense;
         c.row = c.pitch = c.out[1];
-        c.plane = c.area * dense * lanes;
+        c.plane = columns;
     }
     c.in_place = !c.gathered && !pairs && c.sets < 8 && !constant && (c.sets != 4 || c.parts == 15);
     for (axis = 0; axis < 2; axis++) { /* nothing before the input, in it or behind it */
@@ -538,7 +543,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     c.kernel_at = reserve(&used, lanes, 4 * c.area);
     c.places_at = reserve(&used, lanes, 4 * taps);
     c.stored_at = reserve(&used, lanes, c.w.starts && !c.whole ? 4 * c.w.taps : 0);
-    c.units_at = reserve(&used, lanes, !c.whole ? working_bytes(&c.w, lanes) : pairs ? 0 : 16 * c.w.taps * c.w.components);
+    c.units_at = reserve(&used, lanes, !c.whole ? working_bytes(&c.w, lanes) : pairs || (!c.w.starts && c.w.dtype == QRN_F32) ? 0 : 4 * BLOCK * c.w.taps * c.w.components);
     if (lanes == 1) c.vectors = c.strip * c.out[1];
     c.sums_at = reserve(&used, lanes, 4 * (c.w.components * c.vectors * lanes * (c.whole ? BLOCK : 1) + 3 * lanes));
     c.block_at = c.whole ? reserve(&used, lanes, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
@@ -609,16 +614,16 @@ static void pad_pairs(const convolution *c, const int8_t *low, const int8_t *hig
     }
 }
 
-/* For each tap the numbers that it meets, one after the other, of a plane with its borders. */
-static void gather_taps(const convolution *c, const void *from, void *to) {
+/* For each column of the kernel (and each phase of rows) the numbers that it meets, of a plane with its borders: rows of the
+ * results' width, one after the other, so that a row of the kernel is a shift. */
+static void gather_columns(const convolution *c, const void *from, void *to) {
     const float *padded = (const float *)from;
     float *plane = (float *)to;
-    size_t n, k, y, size = c->vectors * LANES;
-    for (n = 0; n < c->kernel[0]; n++) {
-        for (k = 0; k < c->kernel[1]; k++, plane += size) {
-            const float *p = padded + place_of(c, n * c->dilation[0], k * c->dilation[1]);
-            for (y = 0; y < c->out[0]; y++) copy_row(p + y * c->padded_pitch, c->out[1], plane + y * c->out[1]);
-            memset(plane + c->out[0] * c->out[1], 0, 4 * (size - c->out[0] * c->out[1]));
+    size_t k, phase, y;
+    for (k = 0; k < c->kernel[1]; k++) {
+        for (phase = 0; phase < c->stride[0]; phase++) {
+            const float *p = padded + place_of(c, phase, k * c->dilation[1]);
+            for (y = 0; y < c->rows; y++, p += c->padded_pitch, plane += c->out[1]) copy_row(p, c->out[1], plane);
         }
     }
 }
@@ -631,7 +636,7 @@ static void prepare_floats(const convolution *c, const float *x, float *planes, 
             for (n = 0; n < c->units; n++, x += size) {
                 float *plane = first + set * count + n * c->plane;
                 pad_floats(c, x, c->gathered ? padded : plane);
-                if (c->gathered) gather_taps(c, padded, plane);
+                if (c->gathered) gather_columns(c, padded, plane);
             }
             set++;
         } else if (c->sets >= 4) {
@@ -656,7 +661,7 @@ static void prepare_floats(const convolution *c, const float *x, float *planes, 
 static void prepare_pair(const convolution *c, const int8_t *low, const int8_t *high, int32_t zero, int32_t *plane,
                          int32_t *padded) {
     pad_pairs(c, low, high, zero, c->gathered ? padded : plane);
-    if (c->gathered) gather_taps(c, padded, plane);
+    if (c->gathered) gather_columns(c, padded, plane);
 }
 
 #if LANES > 1
@@ -739,36 +744,51 @@ INLINE size_t next_vector(const convolution *c, walk *w) {
     return here;
 }
 
+/* Of `left` vectors, of which `most` can be taken at once: how many are taken now, so that no few are left for the end. */
+INLINE size_t next_share(size_t left, size_t most) {
+    size_t times = (left + most - 1) / most;
+    return (left + times - 1) / times;
+}
+
 /* One quaternion output at up to four vectors of positions: 16 products for each unit, 12 or 4 if the input has no more
- * components. Sums have names, because compilers keep arrays of them in memory. */
+ * components. Sums have names, because compilers keep arrays of them in memory. If there are few vectors, each component
+ * has two sums, so that products need not wait for each other. */
 INLINE void quaternion_tile(const float *x, size_t set, size_t sets, const int32_t *place, const float *w, size_t count,
                             const float *bias, const size_t *start, int vectors, float *y, size_t stride) {
-    vf r = splat(bias[0]), i = splat(bias[1]), j = splat(bias[2]), k = splat(bias[3]);
+    vf r = splat(bias[0]), i = splat(bias[1]), j = splat(bias[2]), k = splat(bias[3]), zero = {0};
     vf r2 = r, i2 = i, j2 = j, k2 = k, r3 = r, i3 = i, j3 = j, k3 = k, r4 = r, i4 = i, j4 = j, k4 = k;
+    int twice = sets >= 3 && 2 * vectors <= QUATERNION_VECTORS;
     size_t s;
-#define MULTIPLY(first, r, i, j, k)                                                               \
-    do {                                                                                          \
-        const float *p = x + place[s] + (first);                                                  \
-        if (sets != 3) {                                                                          \
-            vf xr = load(p);                                                                      \
-            r += wr * xr, i += wi * xr, j += wj * xr, k += wk * xr;                               \
-        }                                                                                         \
-        if (sets >= 3) {                                                                          \
-            const float *rest = sets == 3 ? p : p + set;                                          \
-            vf xi = load(rest), xj = load(rest + set), xk = load(rest + 2 * set);                 \
-            r -= wi * xi, i += wr * xi, j += wk * xi, k -= wj * xi;                               \
-            r -= wj * xj, i -= wk * xj, j += wr * xj, k += wi * xj;                               \
-            r -= wk * xk, i += wj * xk, j -= wi * xk, k += wr * xk;                               \
-        }                                                                                         \
+    if (twice) r3 = i3 = j3 = k3 = r4 = i4 = j4 = k4 = zero;
+#define MULTIPLY(first, r, i, j, k, second_r, second_i, second_j, second_k)                                         \
+    do {                                                                                                            \
+        const float *p = x + place[s] + (first);                                                                    \
+        if (sets != 3) {                                                                                            \
+            vf xr = load(p);                                                                                        \
+            r += wr * xr, i += wi * xr, j += wj * xr, k += wk * xr;                                                 \
+        }                                                                                                           \
+        if (sets >= 3) {                                                                                            \
+            const float *rest = sets == 3 ? p : p + set;                                                            \
+            vf xi = load(rest), xj = load(rest + set), xk = load(rest + 2 * set);                                   \
+            r -= wi * xi, i += wr * xi, j += wk * xi, k -= wj * xi;                                                 \
+            second_r -= wj * xj, second_i -= wk * xj, second_j += wr * xj, second_k += wi * xj;                     \
+            second_r -= wk * xk, second_i += wj * xk, second_j -= wi * xk, second_k += wr * xk;                     \
+        }                                                                                                           \
     } while (0)
     for (s = 0; s < count; s++, w += 4) {
         vf wr = splat(w[0]), wi = splat(w[1]), wj = splat(w[2]), wk = splat(w[3]);
-        MULTIPLY(start[0], r, i, j, k);
-        if (vectors > 1) MULTIPLY(start[1], r2, i2, j2, k2);
-        if (vectors > 2) MULTIPLY(start[2], r3, i3, j3, k3);
-        if (vectors > 3) MULTIPLY(start[3], r4, i4, j4, k4);
+        if (twice) {
+            MULTIPLY(start[0], r, i, j, k, r3, i3, j3, k3);
+            if (vectors > 1) MULTIPLY(start[1], r2, i2, j2, k2, r4, i4, j4, k4);
+        } else {
+            MULTIPLY(start[0], r, i, j, k, r, i, j, k);
+            if (vectors > 1) MULTIPLY(start[1], r2, i2, j2, k2, r2, i2, j2, k2);
+            if (vectors > 2) MULTIPLY(start[2], r3, i3, j3, k3, r3, i3, j3, k3);
+            if (vectors > 3) MULTIPLY(start[3], r4, i4, j4, k4, r4, i4, j4, k4);
+        }
     }
 #undef MULTIPLY
+    if (twice) r += r3, i += i3, j += j3, k += k3, r2 += r4, i2 += i4, j2 += j4, k2 += k4;
 #define STORE(n, r, i, j, k)                          \
     if (vectors > (n)) {                              \
         store(y + (n) * LANES, r);                    \
@@ -813,7 +833,7 @@ static void quaternion_output(const convolution *c, const float *x, const int32_
     size_t set = c->units * c->plane, stride = c->vectors * LANES, v, n, vectors, start[QUATERNION_VECTORS];
     walk at = walk_of(c);
     for (v = 0; v < c->vectors; v += vectors) {
-        vectors = smaller(QUATERNION_VECTORS, c->vectors - v);
+        vectors = next_share(c->vectors - v, QUATERNION_VECTORS);
         for (n = 0; n < vectors; n++) start[n] = next_vector(c, &at);
         kernels[c->sets == 4 ? 2 : c->sets == 3 ? 1 : 0][vectors - 1](x, set, place, w, count, bias, start, y + v * LANES, stride);
     }
@@ -1032,7 +1052,7 @@ static const float *dense_floats(const weights *w, size_t o, float *row) {
         vector a0 = {0}, a1 = a0, a2 = a0, b0 = a0, b1 = a0, b2 = a0, c0 = a0, c1 = a0, c2 = a0, d0 = a0, d1 = a0, d2 = a0;   \
         vector e0 = a0, e1 = a0, e2 = a0, f0 = a0, f1 = a0, f2 = a0, g0 = a0, g1 = a0, g2 = a0, h0 = a0, h1 = a0, h2 = a0;    \
         size_t s;                                                                                                             \
-        for (s = 0; s < count; s++, w += outputs) {                                                                           \
+        for (s = 0; s < count; s++, w += BLOCK) {                                                                             \
             const number *p = x + place[s];                                                                                   \
             vector x0 = fetch(p + start[0]), x1 = x0, x2 = x0, ws;                                                            \
             if (vectors > 1) x1 = fetch(p + start[1]);                                                                        \
@@ -1103,47 +1123,53 @@ BLOCK_SUMS(block_sums_i8, block_tile_i8, int32_t)
 #undef BLOCK_KERNELS
 #undef BLOCK_KERNEL
 
-/* The weights of the eight products, `step` apart, for one quaternion (float) or for four of them (v4). */
-#define HADAMARD_WEIGHTS(put, r, i, j, k) \
-    put(0, 0.25f * ((r + i) + (j + k)));  \
-    put(1, 0.25f * ((r - i) + (j - k)));  \
-    put(2, 0.25f * ((r + i) - (j + k)));  \
-    put(3, 0.25f * ((r - i) - (j - k)));  \
-    put(4, 2.0f * r);                     \
-    put(5, -2.0f * j);                    \
-    put(6, -2.0f * k);                    \
-    put(7, -2.0f * i)
+/* A number of each output of a block; quaternions of outputs 0 and 4, 1 and 5 and so on side by side, if it has eight. */
+typedef float vb __attribute__((vector_size(4 * BLOCK)));
+#if BLOCK == 8
+typedef int32_t vb_places __attribute__((vector_size(32)));
+#define OF_EIGHT(n) ((n) < 4 ? (n) : (n) + 4)
+#define SHUFFLE_FOURS(x, y, a, b, c, d)                                                                          \
+    SHUFFLE(vb_places, x, y, OF_EIGHT(a), OF_EIGHT(b), OF_EIGHT(c), OF_EIGHT(d), OF_EIGHT(a) + 4, OF_EIGHT(b) + 4, \
+            OF_EIGHT(c) + 4, OF_EIGHT(d) + 4)
+INLINE vb load_fours(const float *const *units, size_t n, size_t at) {
+    return (vb)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(units[n] + at)), _mm_loadu_ps(units[n + 4] + at), 1);
+}
+#else
+#define SHUFFLE_FOURS(x, y, a, b, c, d) SHUFFLE(vi4, x, y, a, b, c, d)
+INLINE vb load_fours(const float *const *units, size_t n, size_t at) { return load4(units[n] + at); }
+#endif
 
-/* Quaternions of four outputs, (tap, component), to the weights `w` (product, tap, output) of `outputs` of them. */
-static void spread_four(const float *const *units, size_t taps, size_t outputs, float *w) {
-    size_t t, step = outputs * taps;
-    for (t = 0; t < taps; t++, w += outputs) {
-        v4 a = load4(units[0] + 4 * t), b = load4(units[1] + 4 * t), c = load4(units[2] + 4 * t), d = load4(units[3] + 4 * t);
-        v4 ab = SHUFFLE(vi4, a, b, 0, 4, 1, 5), cd = SHUFFLE(vi4, c, d, 0, 4, 1, 5);
-        v4 r = SHUFFLE(vi4, ab, cd, 0, 1, 4, 5), i = SHUFFLE(vi4, ab, cd, 2, 3, 6, 7);
-        v4 ab2 = SHUFFLE(vi4, a, b, 2, 6, 3, 7), cd2 = SHUFFLE(vi4, c, d, 2, 6, 3, 7);
-        v4 j = SHUFFLE(vi4, ab2, cd2, 0, 1, 4, 5), k = SHUFFLE(vi4, ab2, cd2, 2, 3, 6, 7), value;
+/* Quaternions of a block of outputs, (tap, component), to the weights `w` (product, tap, output) of the eight products. What
+ * they lack of factors is made up for at the end. */
+static void spread_block(const float *const *units, size_t taps, float *w) {
+    size_t t, step = BLOCK * taps;
+    for (t = 0; t < taps; t++, w += BLOCK) {
+        vb a = load_fours(units, 0, 4 * t), b = load_fours(units, 1, 4 * t);
+        vb c = load_fours(units, 2, 4 * t), d = load_fours(units, 3, 4 * t);
+        vb ab = SHUFFLE_FOURS(a, b, 0, 4, 1, 5), cd = SHUFFLE_FOURS(c, d, 0, 4, 1, 5);
+        vb r = SHUFFLE_FOURS(ab, cd, 0, 1, 4, 5), i = SHUFFLE_FOURS(ab, cd, 2, 3, 6, 7);
+        vb ab2 = SHUFFLE_FOURS(a, b, 2, 6, 3, 7), cd2 = SHUFFLE_FOURS(c, d, 2, 6, 3, 7);
+        vb j = SHUFFLE_FOURS(ab2, cd2, 0, 1, 4, 5), k = SHUFFLE_FOURS(ab2, cd2, 2, 3, 6, 7), value;
 #define PUT(product, expression) (value = (expression), memcpy(w + (product) * step, &value, sizeof value))
-        HADAMARD_WEIGHTS(PUT, r, i, j, k);
+        PUT(0, (r + i) + (j + k));
+        PUT(1, (r - i) + (j - k));
+        PUT(2, (r + i) - (j + k));
+        PUT(3, (r - i) - (j - k));
+        PUT(4, r);
+        PUT(5, j);
+        PUT(6, k);
+        PUT(7, i);
 #undef PUT
     }
 }
 
 static void spread(const weights *weight, size_t first, size_t outputs, float *rows, float *w) {
-    size_t o = 0, t, n, taps = weight->taps, step = outputs * taps;
-    for (; o + 4 <= outputs; o += 4) {
-        const float *units[4];
-        for (n = 0; n < 4; n++) units[n] = dense_floats(weight, first + o + n, rows + 4 * n * taps);
-        spread_four(units, taps, outputs, w + o);
+    const float *units[BLOCK];
+    size_t o;
+    for (o = 0; o < BLOCK; o++) { /* a block that is not full has its last output several times */
+        units[o] = o < outputs ? dense_floats(weight, first + o, rows + 4 * o * weight->taps) : units[o - 1];
     }
-    for (; o < outputs; o++) {
-        const float *q = dense_floats(weight, first + o, rows);
-        for (t = 0; t < taps; t++, q += 4) {
-#define PUT(product, expression) (w[(product) * step + t * outputs + o] = (expression))
-            HADAMARD_WEIGHTS(PUT, q[0], q[1], q[2], q[3]);
-#undef PUT
-        }
-    }
+    spread_block(units, weight->taps, w);
 }
 
 /* A block of outputs of a layer of which most quaternions are stored, with 8 real products for each: c = w (x) x is, with H
@@ -1152,13 +1178,14 @@ static void spread(const weights *weight, size_t first, size_t outputs, float *r
  * `y` gets planes of output 0, 1, ... with four components each. */
 static void hadamard_outputs(const convolution *c, const float *x, const int32_t *place, size_t first, size_t outputs,
                              float *rows, float *w, float *y) {
-    size_t taps = c->w.taps, step = taps * outputs, set = c->units * c->plane, stride = c->vectors * LANES, o, v, g, k;
+    size_t taps = c->w.taps, step = taps * BLOCK, set = c->units * c->plane, stride = c->vectors * LANES, o, v, g, k, vectors;
     const float *bias = (const float *)c->w.bias + first;
     walk at = walk_of(c);
     spread(&c->w, first, outputs, rows, w);
-    for (v = 0; v < c->vectors; v += BLOCK_VECTORS) {
+    for (v = 0; v < c->vectors; v += vectors) {
         float sums[8][BLOCK][BLOCK_VECTORS * LANES];
-        size_t start[BLOCK_VECTORS], vectors = smaller(BLOCK_VECTORS, c->vectors - v);
+        size_t start[BLOCK_VECTORS];
+        vectors = next_share(c->vectors - v, BLOCK_VECTORS);
         for (k = 0; k < vectors; k++) start[k] = next_vector(c, &at);
         for (g = 0; g < 8; g++) {
             block_sums(x + g * set, place, taps, w + g * step, outputs, start, vectors, sums[g][0], BLOCK_VECTORS * LANES);
@@ -1168,10 +1195,10 @@ static void hadamard_outputs(const convolution *c, const float *x, const int32_t
             for (k = 0; k < vectors * LANES; k += LANES, to += LANES) {
                 vf p0 = load(sums[0][o] + k), p1 = load(sums[1][o] + k), p2 = load(sums[2][o] + k), p3 = load(sums[3][o] + k);
                 vf s = p0 + p1, d = p0 - p1, t = p2 + p3, e = p2 - p3;
-                store(to, load(sums[4][o] + k) - (s + t) + splat(bias[o]));
-                store(to + stride, load(sums[6][o] + k) + (d + e) + splat(bias[c->w.outputs + o]));
-                store(to + 2 * stride, load(sums[7][o] + k) + (s - t) + splat(bias[2 * c->w.outputs + o]));
-                store(to + 3 * stride, load(sums[5][o] + k) + (d - e) + splat(bias[3 * c->w.outputs + o]));
+                store(to, 2.0f * load(sums[4][o] + k) - 0.25f * (s + t) + bias[o]);
+                store(to + stride, 0.25f * (d + e) - 2.0f * load(sums[6][o] + k) + bias[c->w.outputs + o]);
+                store(to + 2 * stride, 0.25f * (s - t) - 2.0f * load(sums[7][o] + k) + bias[2 * c->w.outputs + o]);
+                store(to + 3 * stride, 0.25f * (d - e) - 2.0f * load(sums[5][o] + k) + bias[3 * c->w.outputs + o]);
             }
         }
     }
@@ -1180,14 +1207,15 @@ static void hadamard_outputs(const convolution *c, const float *x, const int32_t
 /* A block of outputs of a real layer. */
 static void real_outputs(const convolution *c, const float *x, const int32_t *place, size_t first, size_t outputs,
                          float *rows, float *w, float *y) {
-    size_t taps = c->w.taps, stride = c->vectors * LANES, o, t, v, k;
+    size_t taps = c->w.taps, stride = c->vectors * LANES, o, t, v, k, vectors;
     walk at = walk_of(c);
     for (o = 0; o < outputs; o++) {
         const float *q = dense_floats(&c->w, first + o, rows);
-        for (t = 0; t < taps; t++) w[t * outputs + o] = q[t];
+        for (t = 0; t < taps; t++) w[t * BLOCK + o] = q[t];
     }
-    for (v = 0; v < c->vectors; v += BLOCK_VECTORS) {
-        size_t start[BLOCK_VECTORS], vectors = smaller(BLOCK_VECTORS, c->vectors - v);
+    for (v = 0; v < c->vectors; v += vectors) {
+        size_t start[BLOCK_VECTORS];
+        vectors = next_share(c->vectors - v, BLOCK_VECTORS);
         for (k = 0; k < vectors; k++) start[k] = next_vector(c, &at);
         block_sums(x, place, taps, w, outputs, start, vectors, y + v * LANES, stride);
     }
@@ -1240,12 +1268,12 @@ INLINE void put_pairs(pairs_of_lanes low, pairs_of_lanes high, int32_t *to, size
 }
 
 /* All pairs of four outputs. */
-static void spread_four_pairs(const convolution *c, const int8_t *units, size_t outputs, int32_t *w) {
-    size_t area = c->area, channels = c->channels / c->groups, step = c->units / c->groups * area * outputs, n, t, o;
+static void spread_four_pairs(const convolution *c, const int8_t *units, int32_t *w) {
+    size_t area = c->area, channels = c->channels / c->groups, step = c->units / c->groups * area * BLOCK, n, t, o;
     const int8_t *q[4];
     for (o = 0; o < 4; o++) q[o] = units + 4 * o * c->w.taps;
     for (n = 0; n < channels; n += 2) {
-        for (t = 0; t < area; t++, w += outputs) {
+        for (t = 0; t < area; t++, w += BLOCK) {
             pairs_of_lanes low, high = {0}, low_others, high_others = {0};
             four_products(q, n * area + t, &low, &low_others);
             if (n + 1 < channels) four_products(q, (n + 1) * area + t, &high, &high_others);
@@ -1257,12 +1285,12 @@ static void spread_four_pairs(const convolution *c, const int8_t *units, size_t 
 #endif
 
 /* Pairs of them, of a channel and the next one, for the units `q` of output `o`: `w` (product, tap of pairs, output). */
-static void spread_pairs(const convolution *c, const int8_t *q, size_t o, size_t outputs, int32_t *w) {
-    size_t area = c->area, channels = c->channels / c->groups, step = c->units / c->groups * area * outputs, t, n, g;
+static void spread_pairs(const convolution *c, const int8_t *q, size_t o, int32_t *w) {
+    size_t area = c->area, channels = c->channels / c->groups, step = c->units / c->groups * area * BLOCK, t, n, g;
     for (n = 0; n < channels; n += 2) {
         for (t = 0; t < area; t++) {
             products low = products_of(q + 4 * (n * area + t)), high = {0};
-            int32_t *to = w + (n / 2 * area + t) * outputs + o;
+            int32_t *to = w + (n / 2 * area + t) * BLOCK + o;
             if (n + 1 < channels) high = products_of(q + 4 * ((n + 1) * area + t));
             for (g = 0; g < 8; g++) to[g * step] = pair(low[g], high[g]);
         }
@@ -1272,22 +1300,23 @@ static void spread_pairs(const convolution *c, const int8_t *q, size_t o, size_t
 /* A block of outputs in int8, of quaternions or real numbers. */
 static void outputs_i8(const convolution *c, const int32_t *x, const int32_t *place, size_t first, size_t outputs,
                        int32_t *w, int32_t *y) {
-    size_t sets = c->w.components == 4 ? 8 : 1, set = c->units * c->plane, stride = c->vectors * LANES, o = 0, v, g, k, n;
-    size_t taps = c->units / c->groups * c->area, step = taps * outputs;
+    size_t sets = c->w.components == 4 ? 8 : 1, set = c->units * c->plane, stride = c->vectors * LANES, o = 0, v, g, k, n, vectors;
+    size_t taps = c->units / c->groups * c->area, step = taps * BLOCK;
     const int32_t *bias = (const int32_t *)c->w.bias + first;
     const int8_t *units = (const int8_t *)c->w.values + first * c->w.taps * stored_width(&c->w); /* stored dense */
     walk at = walk_of(c);
 #if LANES == 8
-    for (; sets == 8 && o + 4 <= outputs; o += 4) spread_four_pairs(c, units + 4 * o * c->w.taps, outputs, w + o);
+    for (; sets == 8 && o + 4 <= outputs; o += 4) spread_four_pairs(c, units + 4 * o * c->w.taps, w + o);
 #endif
     for (; o < outputs; o++) {
         const int8_t *q = units + o * c->w.taps * stored_width(&c->w);
-        if (sets == 8) spread_pairs(c, q, o, outputs, w);
-        else for (n = 0; n < taps; n++) w[n * outputs + o] = pair(q[2 * n], q[2 * n + 1]);
+        if (sets == 8) spread_pairs(c, q, o, w);
+        else for (n = 0; n < taps; n++) w[n * BLOCK + o] = pair(q[2 * n], q[2 * n + 1]);
     }
-    for (v = 0; v < c->vectors; v += BLOCK_VECTORS) {
+    for (v = 0; v < c->vectors; v += vectors) {
         int32_t sums[8][BLOCK][BLOCK_VECTORS * LANES];
-        size_t start[BLOCK_VECTORS], vectors = smaller(BLOCK_VECTORS, c->vectors - v);
+        size_t start[BLOCK_VECTORS];
+        vectors = next_share(c->vectors - v, BLOCK_VECTORS);
         for (k = 0; k < vectors; k++) start[k] = next_vector(c, &at);
         for (g = 0; g < sets; g++) {
             block_sums_i8(x + g * set, place, taps, w + g * step, outputs, start, vectors, sums[g][0], BLOCK_VECTORS * LANES);
@@ -1497,7 +1526,10 @@ static int run_conv(const machine *m, const uint32_t *op) {
     for (n = 0; n < c.kernel[0]; n++) {
         for (k = 0; k < c.kernel[1]; k++) {
             size_t tap = n * c.kernel[1] + k;
-            kernel[tap] = (int32_t)(c.gathered ? tap * c.vectors * LANES : place_of(&c, n * c.dilation[0], k * c.dilation[1]));
+            size_t row = n * c.dilation[0];
+            if (c.gathered) row = ((k * c.stride[0] + row % c.stride[0]) * c.rows + row / c.stride[0]) * c.out[1];
+            else row = place_of(&c, row, k * c.dilation[1]);
+            kernel[tap] = (int32_t)row;
         }
     }
     for (n = 0; n < group_units; n++) {
@@ -1511,7 +1543,7 @@ static int run_conv(const machine *m, const uint32_t *op) {
                 padded[place_of(&c, c.padding[0] + n * c.stuffing[0], c.padding[1] + k * c.stuffing[1])] = 1.0f;
             }
         }
-        if (c.gathered) gather_taps(&c, padded, ones);
+        if (c.gathered) gather_columns(&c, padded, ones);
         memset(ones + c.plane, 0, 4 * LANES);
     }
     for (top = 0; top < height; top += c.strip) {
