@@ -35,6 +35,14 @@ enum { QUATERNION_VECTORS = 4, BLOCK_VECTORS = 3 };
 enum { QUATERNION_VECTORS = 2, BLOCK_VECTORS = 3 };
 #endif
 
+/* Whether quaternions of int8 are multiplied as four bytes at once, the input as bytes without sign. Weights are from -127
+ * to 127, so that they can be negated. */
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__) && LANES == 8
+#define IN_BYTES 1
+#else
+#define IN_BYTES 0
+#endif
+
 /* A device needs no more than its networks have. A bit for each operation of this build, 1 << QRN_OP_CONV and so on, and
  * for each activation. */
 #if !defined(QRN_BUILD_OPS)
@@ -117,14 +125,19 @@ INLINE vf maximum(vf a, vf b) {
 
 #if LANES > 1
 INLINE vi larger_i(vi a, vi b) {
+#if defined(__AVX2__) && LANES == 8
+    return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
     vi first = a > b;
     return (first & a) | (~first & b);
+#endif
 }
 #endif
 
 INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vi splat_i(int32_t x) { return x - (vi){0}; }
 
+#if !IN_BYTES
 /* In every lane: the sum of the products of the two int16 of `a` and `b`. It is what processors have an instruction for. */
 INLINE vi dot_pairs(vi a, vi b) {
 #if defined(__AVX2__) && LANES == 8
@@ -142,10 +155,13 @@ INLINE vi dot_pairs(vi a, vi b) {
     return ((vi)((vu)a << 16) >> 16) * ((vi)((vu)b << 16) >> 16) + (a >> 16) * (b >> 16);
 #endif
 }
+#endif
 
-/* sum + dot_pairs(a, b) */
+/* `sum` and, in every lane, the sum of the products of the two int16 of `a` and `b`. */
 INLINE vi add_pairs(vi sum, vi a, vi b) {
-#if defined(__ARM_FEATURE_DSP) && LANES == 1
+#if IN_BYTES
+    return (vi)_mm256_dpwssd_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+#elif defined(__ARM_FEATURE_DSP) && LANES == 1
     return __smlad(a, b, sum);
 #else
     return sum + dot_pairs(a, b);
@@ -356,7 +372,7 @@ static weights weights_of(const uint8_t *blob, const uint32_t *words, int pairs)
 /* Numbers in a unit of weight as it is stored, and as a product takes it. */
 INLINE size_t stored_width(const weights *w) { return w->components == 4 ? 4 : w->pairs ? 2 : 1; }
 INLINE size_t working_width(const weights *w, size_t lanes) {
-    return !w->pairs ? w->components : w->components == 1 ? 1 : lanes == 1 ? 4 : 8;
+    return !w->pairs ? w->components : w->components == 1 ? 1 : lanes == 1 || IN_BYTES ? 4 : 8;
 }
 
 INLINE size_t first_unit(const weights *w, size_t o) { return w->starts ? w->starts[o] : o * w->taps; }
@@ -382,9 +398,16 @@ static const float *floats_of(const weights *w, size_t o, float *scratch) {
 }
 
 /* The pairs of an int8 product. For each component of a quaternion result there is one for (r, i) of the input and one for
- * (j, k): w (x) x is the left product. Without vectors it is four words, as quaternion_sums_i8 takes them. */
+ * (j, k): w (x) x is the left product. Without vectors it is four words, as quaternion_sums_i8 takes them; in bytes one for
+ * each component. */
 static void quaternion_pairs(const int8_t *q, int32_t *p) {
-#if LANES == 8
+#if IN_BYTES
+    __m128i order = _mm_setr_epi8(0, 1, 2, 3, 1, 0, 3, 2, 2, 3, 0, 1, 3, 2, 1, 0);
+    __m128i signs = _mm_setr_epi8(1, -1, -1, -1, 1, 1, -1, 1, 1, 1, 1, -1, 1, -1, 1, 1);
+    int32_t four;
+    memcpy(&four, q, sizeof four);
+    _mm_storeu_si128((__m128i *)(void *)p, _mm_sign_epi8(_mm_shuffle_epi8(_mm_cvtsi32_si128(four), order), signs));
+#elif LANES == 8
     static const pairs_of_lanes SIGNS = {1, -1, -1, -1, 1, 1, -1, 1, 1, 1, 1, -1, 1, -1, 1, 1};
     int64_t four;
     typedef int8_t b4 __attribute__((vector_size(4)));
@@ -496,7 +519,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     c.plane = c.stride[0] * c.stride[1] * phase[0] * phase[1];
     taps = c.w.taps;
     if (pairs) {
-        c.sets = c.w.components == 4 && c.parts > 3 ? 2 : 1;
+        c.sets = c.w.components == 4 && c.parts > 3 && (lanes == 1 || !IN_BYTES) ? 2 : 1;
         c.units = c.w.components == 4 ? c.channels : c.groups * ((c.channels / c.groups + 1) / 2);
     } else {
         c.sets = c.w.components == 1 || c.parts == 1 ? 1 : c.parts == 14 ? 3 : 4;
@@ -513,7 +536,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     /* Half of the products for all of the places, and units that are not all there have to be put in their places first:
      * worth it from about two thirds of them on, in int8 if none is missing. */
     c.whole = fast && lanes > 1 && c.vectors > 1 && c.w.outputs / c.groups > 1 && (!c.w.starts || (!pairs && 3 * stored > 2 * c.w.outputs * taps)) &&
-              (c.w.components == 1 || (c.parts == 15 && (!pairs || taps <= MAX_WHOLE_I8)));
+              (c.w.components == 1 || (c.parts == 15 && (!pairs || (!IN_BYTES && taps <= MAX_WHOLE_I8))));
     if (c.whole && pairs && c.w.components == 4) { /* two channels to a pair, not two components */
         c.units = c.groups * ((c.channels / c.groups + 1) / 2);
         taps = c.units / c.groups * c.area;
@@ -664,7 +687,82 @@ static void prepare_pair(const convolution *c, const int8_t *low, const int8_t *
     if (c->gathered) gather_columns(c, padded, plane);
 }
 
-#if LANES > 1
+#if IN_BYTES
+/* Four bytes of each of so many positions, 4 or 8, to words: quaternions side by side, without sign. */
+INLINE void put_words(const int8_t *const *part, size_t n, size_t count, int32_t *to) {
+    __m128i sign = _mm_set1_epi8(-128), a[4], ri, jk;
+    size_t m;
+    for (m = 0; m < 4; m++) {
+        int64_t bytes = 0;
+        memcpy(&bytes, part[m] + n, count);
+        a[m] = _mm_cvtsi64_si128(bytes);
+    }
+    ri = _mm_xor_si128(_mm_unpacklo_epi8(a[0], a[1]), sign);
+    jk = _mm_xor_si128(_mm_unpacklo_epi8(a[2], a[3]), sign);
+    _mm_storeu_si128((__m128i *)(void *)to, _mm_unpacklo_epi16(ri, jk));
+    if (count == 8) _mm_storeu_si128((__m128i *)(void *)(to + 4), _mm_unpackhi_epi16(ri, jk));
+}
+
+/* So many positions; vectors may overlap. */
+static void words_of(const int8_t *const *part, size_t count, int32_t *to) {
+    size_t k = 0, m;
+    if (count >= 8) {
+        for (; k + 8 <= count; k += 8) put_words(part, k, 8, to + k);
+        if (k < count) put_words(part, count - 8, 8, to + count - 8);
+    } else if (count >= 4) {
+        put_words(part, 0, 4, to);
+        put_words(part, count - 4, 4, to + count - 4);
+    } else {
+        for (; k < count; k++) {
+            uint8_t bytes[4];
+            for (m = 0; m < 4; m++) bytes[m] = (uint8_t)(part[m][k] + 128);
+            memcpy(to + k, bytes, 4);
+        }
+    }
+}
+
+/* `count` quaternions as words. The components of x that there are, a bit each, are `step` bytes apart; the others are what
+ * means 0. */
+static void quaternion_words(const int8_t *x, size_t step, size_t parts, int32_t zero, size_t count, int32_t *to) {
+    int8_t none[32];
+    size_t n, m, width;
+    memset(none, zero, sizeof none);
+    for (n = 0; n < count; n += width) {
+        const int8_t *part[4], *from = x + n;
+        width = parts == 15 ? count : smaller(sizeof none, count - n);
+        for (m = 0; m < 4; m++) {
+            part[m] = parts >> m & 1 ? from : none;
+            if (parts >> m & 1) from += step;
+        }
+        words_of(part, width, to + n);
+    }
+}
+
+static void prepare_bytes(const convolution *c, const int8_t *x, int32_t zero, int32_t *planes, int32_t *padded) {
+    size_t size = c->size[0] * c->size[1], n, k, y, left;
+    int32_t nothing = (int32_t)((uint32_t)(zero + 128) * 0x01010101u);
+    for (n = 0; n < c->units; n++, planes += c->plane) {
+        int32_t *plane = c->gathered ? padded : planes;
+        for (k = 0; k < c->padded; k++) plane[k] = nothing;
+        for (y = 0; y < c->used[0]; y++, x += c->size[1]) {
+            size_t row = c->padding[0] + y * c->stuffing[0];
+            if (plain(c)) {
+                quaternion_words(x, c->channels * size, c->parts, zero, c->used[1], plane + row * c->padded_pitch + c->padding[1]);
+                continue;
+            }
+            for (left = 0; left < c->used[1]; left += 32) {
+                int32_t words[32];
+                size_t width = smaller(32, c->used[1] - left);
+                quaternion_words(x + left, c->channels * size, c->parts, zero, width, words);
+                for (k = 0; k < width; k++) plane[place_of(c, row, c->padding[1] + (left + k) * c->stuffing[1])] = words[k];
+            }
+        }
+        x += size - c->used[0] * c->size[1];
+        if (c->gathered) gather_columns(c, padded, planes);
+    }
+    memset(planes, 0, 4 * LANES);
+}
+#elif LANES > 1
 /* Sums and differences of the four components, of which the planes follow them, `count` words each. */
 static void transform_pairs(int32_t *planes, size_t count) {
     const int32_t *x = planes + 4 * count;
@@ -684,7 +782,12 @@ static void transform_pairs(int32_t *planes, size_t count) {
 
 static void prepare_pairs(const convolution *c, const int8_t *x, int32_t zero, int32_t *planes, int32_t *padded) {
     size_t size = c->size[0] * c->size[1], n, g, set;
-#if LANES > 1
+#if IN_BYTES
+    if (c->w.components == 4) {
+        prepare_bytes(c, x, zero, planes, padded);
+        return;
+    }
+#elif LANES > 1
     if (c->sets == 8) {
         size_t per_group = c->channels / c->groups;
         int32_t *to = planes + 4 * c->units * c->plane;
@@ -907,6 +1010,59 @@ INLINE void quaternion_sums_i8(const int32_t *x, size_t set, size_t sets, const 
 SUMS_KERNEL(1)
 SUMS_KERNEL(2)
 #undef SUMS_KERNEL
+#elif IN_BYTES
+/* One quaternion output at up to four vectors of positions. */
+INLINE void quaternion_tile_bytes(const int32_t *x, const int32_t *place, const int32_t *w, size_t count, const int32_t *bias,
+                                  const size_t *start, int vectors, int32_t *y, size_t stride) {
+    __m256i r = (__m256i)splat_i(bias[0]), i = (__m256i)splat_i(bias[1]), j = (__m256i)splat_i(bias[2]), k = (__m256i)splat_i(bias[3]);
+    __m256i r2 = r, i2 = i, j2 = j, k2 = k, r3 = r, i3 = i, j3 = j, k3 = k, r4 = r, i4 = i, j4 = j, k4 = k;
+    size_t s;
+    for (s = 0; s < count; s++, w += 4) {
+        const int32_t *p = x + place[s];
+        __m256i wr = (__m256i)splat_i(w[0]), wi = (__m256i)splat_i(w[1]), wj = (__m256i)splat_i(w[2]), wk = (__m256i)splat_i(w[3]);
+#define MULTIPLY(n, r, i, j, k)                                                                  \
+    if (vectors > (n)) {                                                                         \
+        __m256i q = (__m256i)load_i(p + start[n]);                                               \
+        r = _mm256_dpbusd_epi32(r, q, wr), i = _mm256_dpbusd_epi32(i, q, wi);                    \
+        j = _mm256_dpbusd_epi32(j, q, wj), k = _mm256_dpbusd_epi32(k, q, wk);                    \
+    }
+        MULTIPLY(0, r, i, j, k)
+        MULTIPLY(1, r2, i2, j2, k2)
+        MULTIPLY(2, r3, i3, j3, k3)
+        MULTIPLY(3, r4, i4, j4, k4)
+#undef MULTIPLY
+    }
+#define STORE(n, r, i, j, k)                                                         \
+    if (vectors > (n)) {                                                             \
+        int32_t *to = y + (n) * LANES;                                               \
+        store_i(to, (vi)r), store_i(to + stride, (vi)i);                             \
+        store_i(to + 2 * stride, (vi)j), store_i(to + 3 * stride, (vi)k);            \
+    }
+    STORE(0, r, i, j, k)
+    STORE(1, r2, i2, j2, k2)
+    STORE(2, r3, i3, j3, k3)
+    STORE(3, r4, i4, j4, k4)
+#undef STORE
+}
+
+#define BYTES_KERNEL(vectors)                                                                                             \
+    KERNEL void quaternion_bytes_##vectors(const int32_t *x, const int32_t *place, const int32_t *w, size_t count,         \
+                                           const int32_t *bias, const size_t *start, int32_t *y, size_t stride) {         \
+        quaternion_tile_bytes(x, place, w, count, bias, start, vectors, y, stride);                                       \
+    }
+BYTES_KERNEL(1)
+BYTES_KERNEL(2)
+BYTES_KERNEL(3)
+BYTES_KERNEL(4)
+#undef BYTES_KERNEL
+
+/* The bytes of the input are larger than they mean by `excess`: what that makes of each component is taken off its bias. */
+static void without_excess(const int32_t *w, size_t count, int32_t excess, int32_t *bias) {
+    __m128i sums = _mm_setzero_si128(), one = _mm_set1_epi8(1);
+    for (; count > 0; count--, w += 4) sums = _mm_dpbusd_epi32(sums, one, _mm_loadu_si128((const __m128i *)(const void *)w));
+    sums = _mm_sub_epi32(_mm_loadu_si128((const __m128i *)(const void *)bias), _mm_mullo_epi32(sums, _mm_set1_epi32(excess)));
+    _mm_storeu_si128((__m128i *)(void *)bias, sums);
+}
 #else
 INLINE void quaternion_tile_i8(const int32_t *x, size_t set, const int32_t *place, const int32_t *w, size_t count,
                                const int32_t *bias, const size_t *start, int sets, int vectors, int32_t *y, size_t stride) {
@@ -957,7 +1113,7 @@ INLINE void real_tile_i8(const int32_t *x, const int32_t *place, const int32_t *
         (void)set, (void)stride;                                                                                           \
         call;                                                                                                              \
     }
-#if LANES > 1
+#if LANES > 1 && !IN_BYTES
 I8_KERNEL(quaternion_i8_1_1, quaternion_tile_i8(x, set, place, w, count, bias, start, 1, 1, y, stride))
 I8_KERNEL(quaternion_i8_1_2, quaternion_tile_i8(x, set, place, w, count, bias, start, 1, 2, y, stride))
 I8_KERNEL(quaternion_i8_2_1, quaternion_tile_i8(x, set, place, w, count, bias, start, 2, 1, y, stride))
@@ -972,7 +1128,7 @@ static void output_i8(const convolution *c, const int32_t *x, const int32_t *pla
     static void (*const kernels[3][2])(const int32_t *, size_t, const int32_t *, const int32_t *, size_t, const int32_t *,
                                        const size_t *, int32_t *, size_t) = {
         {real_i8_1, real_i8_2},
-#if LANES > 1
+#if LANES > 1 && !IN_BYTES
         {quaternion_i8_1_1, quaternion_i8_1_2}, {quaternion_i8_2_1, quaternion_i8_2_2}
 #endif
     };
@@ -985,6 +1141,20 @@ static void output_i8(const convolution *c, const int32_t *x, const int32_t *pla
             memcpy(sums, bias, sizeof sums);
             (c->sets == 2 ? quaternion_sums_i8_2 : quaternion_sums_i8_1)(x + next_vector(c, &at), set, place, place + count, w, sums);
             for (n = 0; n < 4; n++) y[n * stride + v] = sums[n];
+        }
+        return;
+    }
+#endif
+#if IN_BYTES
+    if (c->w.components == 4) {
+        static void (*const fours[QUATERNION_VECTORS])(const int32_t *, const int32_t *, const int32_t *, size_t, const int32_t *,
+                                                       const size_t *, int32_t *, size_t) = {
+            quaternion_bytes_1, quaternion_bytes_2, quaternion_bytes_3, quaternion_bytes_4};
+        size_t starts[QUATERNION_VECTORS];
+        for (v = 0; v < c->vectors; v += vectors) {
+            vectors = next_share(c->vectors - v, QUATERNION_VECTORS);
+            for (n = 0; n < vectors; n++) starts[n] = next_vector(c, &at);
+            fours[vectors - 1](x, place, w, count, bias, starts, y + v * LANES, stride);
         }
         return;
     }
@@ -1046,7 +1216,7 @@ static const float *dense_floats(const weights *w, size_t o, float *row) {
 
 /* `outputs` real sums at `vectors` vectors of positions: each number that is loaded is used several times. The same for
  * floats and, with products of pairs, for int8. */
-#define BLOCK_TILE(name, number, vector, fetch, put, all, times)                                                              \
+#define BLOCK_TILE(name, number, vector, fetch, put, all, plus)                                                               \
     INLINE void name(const number *x, const int32_t *place, size_t count, const number *w, int outputs, const size_t *start,  \
                      int vectors, number *y, size_t stride) {                                                                 \
         vector a0 = {0}, a1 = a0, a2 = a0, b0 = a0, b1 = a0, b2 = a0, c0 = a0, c1 = a0, c2 = a0, d0 = a0, d1 = a0, d2 = a0;   \
@@ -1057,19 +1227,19 @@ static const float *dense_floats(const weights *w, size_t o, float *row) {
             vector x0 = fetch(p + start[0]), x1 = x0, x2 = x0, ws;                                                            \
             if (vectors > 1) x1 = fetch(p + start[1]);                                                                        \
             if (vectors > 2) x2 = fetch(p + start[2]);                                                                        \
-            EACH_OUTPUT(MULTIPLY, all, times)                                                                                 \
+            EACH_OUTPUT(MULTIPLY, all, plus)                                                                                  \
         }                                                                                                                     \
         EACH_OUTPUT(STORE, put, )                                                                                             \
     }
 #define EACH_OUTPUT(do, f, g)                                                                           \
     do(0, a0, a1, a2, f, g) do(1, b0, b1, b2, f, g) do(2, c0, c1, c2, f, g) do(3, d0, d1, d2, f, g)     \
     do(4, e0, e1, e2, f, g) do(5, f0, f1, f2, f, g) do(6, g0, g1, g2, f, g) do(7, h0, h1, h2, f, g)
-#define MULTIPLY(o, s0, s1, s2, all, times)      \
+#define MULTIPLY(o, s0, s1, s2, all, plus)       \
     if (outputs > (o)) {                         \
         ws = all(w[o]);                          \
-        s0 += times(ws, x0);                     \
-        if (vectors > 1) s1 += times(ws, x1);    \
-        if (vectors > 2) s2 += times(ws, x2);    \
+        s0 = plus(s0, ws, x0);                   \
+        if (vectors > 1) s1 = plus(s1, ws, x1);  \
+        if (vectors > 2) s2 = plus(s2, ws, x2);  \
     }
 #define STORE(o, s0, s1, s2, put, unused)                        \
     if (outputs > (o)) {                                         \
@@ -1077,10 +1247,10 @@ static const float *dense_floats(const weights *w, size_t o, float *row) {
         if (vectors > 1) put(y + (o) * stride + LANES, s1);      \
         if (vectors > 2) put(y + (o) * stride + 2 * LANES, s2);  \
     }
-#define PRODUCT(a, b) ((a) * (b))
-BLOCK_TILE(block_tile, float, vf, load, store, splat, PRODUCT)
-BLOCK_TILE(block_tile_i8, int32_t, vi, load_i, store_i, splat_i, dot_pairs)
-#undef PRODUCT
+#define ADD_PRODUCT(sum, a, b) ((sum) + (a) * (b))
+BLOCK_TILE(block_tile, float, vf, load, store, splat, ADD_PRODUCT)
+BLOCK_TILE(block_tile_i8, int32_t, vi, load_i, store_i, splat_i, add_pairs)
+#undef ADD_PRODUCT
 #undef STORE
 #undef MULTIPLY
 #undef EACH_OUTPUT
@@ -1300,7 +1470,7 @@ static void spread_pairs(const convolution *c, const int8_t *q, size_t o, int32_
 /* A block of outputs in int8, of quaternions or real numbers. */
 static void outputs_i8(const convolution *c, const int32_t *x, const int32_t *place, size_t first, size_t outputs,
                        int32_t *w, int32_t *y) {
-    size_t sets = c->w.components == 4 ? 8 : 1, set = c->units * c->plane, stride = c->vectors * LANES, o = 0, v, g, k, n, vectors;
+    size_t sets = !IN_BYTES && c->w.components == 4 ? 8 : 1, set = c->units * c->plane, stride = c->vectors * LANES, o = 0, v, g, k, n, vectors;
     size_t taps = c->units / c->groups * c->area, step = taps * BLOCK;
     const int32_t *bias = (const int32_t *)c->w.bias + first;
     const int8_t *units = (const int8_t *)c->w.values + first * c->w.taps * stored_width(&c->w); /* stored dense */
@@ -1575,6 +1745,9 @@ static int run_conv(const machine *m, const uint32_t *op) {
                     if (c.w.starts) stored_taps(&c.w, o, place, stored);
                     if (OF_I8(c.w.pairs)) {
                         const int32_t *w = pairs_of(&c.w, o, (int32_t *)(void *)units);
+#if IN_BYTES
+                        if (c.w.components == 4) without_excess(w, count, (int32_t)op[QRN_CONV_QUANT + QRN_Q_X_ZERO] + 128, bias_i8);
+#endif
                         output_i8(&c, (const int32_t *)(const void *)source, taps, w, count, bias_i8, (int32_t *)(void *)sums);
                     } else {
                         const float *w = floats_of(&c.w, o, units);
@@ -1630,9 +1803,27 @@ KERNEL void quaternion_dot(const float *x, const int32_t *place, const float *w,
             a2 += SPREAD(q2, 0) * p2, b2 += SPREAD(q2, 1) * p2, c2 += SPREAD(q2, 2) * p2, d2 += SPREAD(q2, 3) * p2;
         }
         a += a2, b += b2, c += c2, d += d2;
-        for (size_t lane = 0; lane < LANES; lane++) {
-            r[lane % 4] += a[lane], i[lane % 4] += b[lane], j[lane % 4] += c[lane], k[lane % 4] += d[lane];
+#if LANES == 8
+#define HALVES(v) (HALF(v, 0) + HALF(v, 1))
+#define HALF(v, half) ((v4)_mm256_extractf128_ps((__m256)(v), half))
+        r = HALVES(a), i = HALVES(b), j = HALVES(c), k = HALVES(d);
+#undef HALF
+#undef HALVES
+#else
+        r = (v4)a, i = (v4)b, j = (v4)c, k = (v4)d;
+#endif
+    }
+#endif
+#if LANES > 1
+    if (place) { /* two sums of each kind here too */
+        v4 r2 = {0}, i2 = {0}, j2 = {0}, k2 = {0};
+        for (; n + 2 <= count; n += 2) {
+            const float *u = w + 4 * n;
+            v4 p = load4(x + 4 * (size_t)place[n]), q = load4(x + 4 * (size_t)place[n + 1]);
+            r += u[0] * p, i += u[1] * p, j += u[2] * p, k += u[3] * p;
+            r2 += u[4] * q, i2 += u[5] * q, j2 += u[6] * q, k2 += u[7] * q;
         }
+        r += r2, i += i2, j += j2, k += k2;
     }
 #endif
     for (; n < count; n++) {
@@ -1673,9 +1864,21 @@ static void linear_row(const weights *w, const linear_plan *p, uint8_t *scratch,
     const float *bias = (const float *)w->bias;
     size_t o, m, n;
     if (w->components == 4) {
+        size_t done = 0;
+#if LANES > 1
+        for (; parts == 15 && done + 4 <= channels; done += 4) {
+            const float *from = x + done;
+            v4 r = load4(from), i = load4(from + channels), j = load4(from + 2 * channels), k = load4(from + 3 * channels), q[4];
+            v4 ri = SHUFFLE(vi4, r, i, 0, 4, 1, 5), ri2 = SHUFFLE(vi4, r, i, 2, 6, 3, 7);
+            v4 jk = SHUFFLE(vi4, j, k, 0, 4, 1, 5), jk2 = SHUFFLE(vi4, j, k, 2, 6, 3, 7);
+            q[0] = SHUFFLE(vi4, ri, jk, 0, 1, 4, 5), q[1] = SHUFFLE(vi4, ri, jk, 2, 3, 6, 7);
+            q[2] = SHUFFLE(vi4, ri2, jk2, 0, 1, 4, 5), q[3] = SHUFFLE(vi4, ri2, jk2, 2, 3, 6, 7);
+            memcpy(side_by_side + 4 * done, q, sizeof q);
+        }
+#endif
         for (m = 0; m < 4; m++) {
             int there = (int)(parts >> m & 1);
-            for (n = 0; n < channels; n++) side_by_side[4 * n + m] = there ? x[n] : 0.0f;
+            for (n = done; n < channels; n++) side_by_side[4 * n + m] = there ? x[n] : 0.0f;
             if (there) x += channels;
         }
     }
@@ -1693,6 +1896,38 @@ static void linear_row(const weights *w, const linear_plan *p, uint8_t *scratch,
     }
 }
 
+#if IN_BYTES
+/* Of eight quaternions of weights what a component of w (x) x takes: numbers of each in another order, with signs. */
+INLINE __m256i bytes_for(__m256i w, int32_t order, int32_t signs) {
+    __m256i each = _mm256_add_epi8(_mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c)), _mm256_set1_epi32(order));
+    return _mm256_sign_epi8(_mm256_shuffle_epi8(w, each), _mm256_set1_epi32(signs));
+}
+
+/* The same in int8, eight quaternions at once; x is made of words, its bytes larger than they mean by zero + 128. */
+KERNEL void quaternion_dot_i8(const int32_t *x, const int32_t *place, const int8_t *w, size_t count, int32_t zero, int32_t *y) {
+    __m256i r = _mm256_setzero_si256(), i = r, j = r, k = r, one = _mm256_set1_epi8(1), excess = _mm256_set1_epi32(zero + 128), p, q, v;
+    __m256i r1 = r, i1 = r, j1 = r, k1 = r;
+    size_t n;
+    for (n = 0; n < count; n += 8) {
+        __mmask8 there = (__mmask8)(count - n >= 8 ? 255u : (1u << (count - n)) - 1);
+        q = _mm256_maskz_loadu_epi32(there, w + 4 * n);
+        if (place) p = _mm256_i32gather_epi32(x, _mm256_maskz_loadu_epi32(there, place + n), 4);
+        else p = _mm256_maskz_loadu_epi32(there, x + n);
+#define MULTIPLY(sum, ones, order, signs)                                                       \
+    v = bytes_for(q, order, signs);                                                             \
+    sum = _mm256_dpbusd_epi32(sum, p, v), ones = _mm256_dpbusd_epi32(ones, one, v)
+        MULTIPLY(r, r1, 0x03020100, (int32_t)0xffffff01u);
+        MULTIPLY(i, i1, 0x02030001, (int32_t)0x01ff0101u);
+        MULTIPLY(j, j1, 0x01000302, (int32_t)0xff010101u);
+        MULTIPLY(k, k1, 0x00010203, (int32_t)0x0101ff01u);
+#undef MULTIPLY
+    }
+#define MEANT(sum, ones) _mm256_sub_epi32(sum, _mm256_mullo_epi32(ones, excess))
+    p = _mm256_hadd_epi32(_mm256_hadd_epi32(MEANT(r, r1), MEANT(i, i1)), _mm256_hadd_epi32(MEANT(j, j1), MEANT(k, k1)));
+#undef MEANT
+    _mm_storeu_si128((__m128i *)(void *)y, _mm_add_epi32(_mm256_castsi256_si128(p), _mm256_extracti128_si256(p, 1)));
+}
+#else
 /* The same in int8. Of a quaternion x the four arrangements are made with which a component of w (x) x is a plain sum of
  * products: 16 numbers of 16 bits. */
 static void arrange(int32_t r, int32_t i, int32_t j, int32_t k, int32_t *to) {
@@ -1702,9 +1937,10 @@ static void arrange(int32_t r, int32_t i, int32_t j, int32_t k, int32_t *to) {
     to[6] = pair(k, j), to[7] = pair(-i, r);
 }
 
-KERNEL void quaternion_dot_i8(const int32_t *x, const int32_t *place, const int8_t *w, size_t count, int32_t *y) {
+KERNEL void quaternion_dot_i8(const int32_t *x, const int32_t *place, const int8_t *w, size_t count, int32_t zero, int32_t *y) {
     size_t n;
     int m;
+    (void)zero;
 #if LANES > 1
     enum { PARTS = 8 / LANES };
     typedef int64_t wide __attribute__((vector_size(4 * LANES)));
@@ -1735,6 +1971,7 @@ KERNEL void quaternion_dot_i8(const int32_t *x, const int32_t *place, const int8
     }
 #endif
 }
+#endif
 
 KERNEL int32_t real_dot_i8(const int32_t *x, const int32_t *place, const int8_t *w, size_t count) {
     int32_t total = 0;
@@ -1743,7 +1980,7 @@ KERNEL int32_t real_dot_i8(const int32_t *x, const int32_t *place, const int8_t 
     if (!place) {
         vi sum = {0};
         int32_t lanes[LANES];
-        for (; n + LANES <= count; n += LANES) sum += dot_pairs(load_i(x + n), widened_pairs(w + 2 * n));
+        for (; n + LANES <= count; n += LANES) sum = add_pairs(sum, load_i(x + n), widened_pairs(w + 2 * n));
         store_i(lanes, sum);
         for (size_t lane = 0; lane < LANES; lane++) total += lanes[lane];
     }
@@ -1761,6 +1998,9 @@ static void linear_row_i8(const weights *w, const linear_plan *p, uint8_t *scrat
     const int32_t *bias = (const int32_t *)w->bias;
     size_t o, m, n;
     if (w->components == 4) {
+#if IN_BYTES
+        quaternion_words(x, channels, parts, zero, channels, pairs);
+#else
         const int8_t *part[4];
         for (m = 0; m < 4; m++) {
             part[m] = parts >> m & 1 ? x : NULL;
@@ -1771,6 +2011,7 @@ static void linear_row_i8(const weights *w, const linear_plan *p, uint8_t *scrat
             for (m = 0; m < 4; m++) q[m] = part[m] ? part[m][n] - zero : 0;
             arrange(q[0], q[1], q[2], q[3], pairs + 8 * n);
         }
+#endif
     } else {
         for (n = 0; n < channels; n += 2) pairs[n / 2] = pair(x[n] - zero, n + 1 < channels ? x[n + 1] - zero : 0);
     }
@@ -1778,7 +2019,7 @@ static void linear_row_i8(const weights *w, const linear_plan *p, uint8_t *scrat
         const int8_t *q = (const int8_t *)w->values + first_unit(w, o) * stored_width(w);
         int32_t sum[4];
         if (w->starts) stored_taps(w, o, NULL, place);
-        if (w->components == 4) quaternion_dot_i8(pairs, w->starts ? place : NULL, q, unit_count(w, o), sum);
+        if (w->components == 4) quaternion_dot_i8(pairs, w->starts ? place : NULL, q, unit_count(w, o), zero, sum);
         else sum[0] = real_dot_i8(pairs, w->starts ? place : NULL, q, unit_count(w, o));
         for (m = 0; m < w->components; m++) {
             sum[m] += bias[m * w->outputs + o];
@@ -2164,7 +2405,7 @@ static int bounded(const bounds *k, uint32_t address, uint64_t count, int bits) 
 }
 
 COLD static int weights_fit(const bounds *k, const uint32_t *words, int pairs, uint64_t outputs, uint64_t taps) {
-    uint64_t components = words[QRN_W_COMPONENTS], units, size, o;
+    uint64_t components = words[QRN_W_COMPONENTS], units, size, numbers, o;
     weights w;
     if (components != 1 && components != 4) return 0;
     if (words[QRN_W_OUTPUTS] != outputs || words[QRN_W_TAPS] != taps || outputs > LIMIT || taps > LIMIT) return 0;
@@ -2197,7 +2438,12 @@ COLD static int weights_fit(const bounds *k, const uint32_t *words, int pairs, u
         }
         units = w.starts[outputs];
     }
-    return in_blob(k, words[QRN_W_VALUES], times(units, components == 4 ? 4 : pairs ? 2 : 1), size);
+    numbers = times(units, components == 4 ? 4 : pairs ? 2 : 1);
+    if (!in_blob(k, words[QRN_W_VALUES], numbers, size)) return 0;
+    for (o = 0; pairs && o < numbers; o++) {
+        if (k->blob[words[QRN_W_VALUES] - QRN_IN_BLOB + o] == 128) return 0; /* -128, which could not be negated */
+    }
+    return 1;
 }
 
 COLD static int finishing_fits(const bounds *k, uint32_t activation, uint32_t x_dtype, uint32_t y_dtype, const uint32_t *quant,
