@@ -1,7 +1,8 @@
 """The libraries in C, built where there is a compiler; everything else about the package is in pyproject.toml.
 
-Each is built several times from the same source: for any processor of this kind, for those with AVX2, and for the
-registers of AVX-512; ``quern._native`` takes what the processor has. What cannot be built is left out. Without a
+Each is built several times from the same source: for any processor of this kind, for those with AVX2, for the
+registers of AVX-512, and where bytes are multiplied for its products of them; ``quern._native`` takes what the
+processor has. What cannot be built is left out. Without a
 compiler that is all of them: training is slower then, and quern says so when a packed network is to be run.
 """
 
@@ -9,12 +10,15 @@ from setuptools import Extension, setup
 
 FLAGS = ["-std=c99", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=default"]
 AVX2 = ["-mavx2", "-mfma"]
-BUILDS = {"_any": [], "_avx2": AVX2, "_avx512": [*AVX2, "-mavx512f", "-mavx512vl"]}
+AVX512 = [*AVX2, "-mavx512f", "-mavx512vl"]
+BUILDS = {"_any": [], "_avx2": AVX2, "_avx512": AVX512}
 CPU_LEVEL = "src/quern/cpu_level.c"
 RUNTIME, KERNELS = "src/quern/runtime", "src/quern/functional/native"
 
 
-def libraries(package: str, sources: list[str], headers: list[str], optimize: str) -> list[Extension]:
+def libraries(
+    package: str, sources: list[str], headers: list[str], optimize: str, builds: dict[str, list[str]]
+) -> list[Extension]:
     return [
         Extension(
             f"{package}.{build}",
@@ -24,17 +28,22 @@ def libraries(package: str, sources: list[str], headers: list[str], optimize: st
             extra_link_args=["-s"],
             optional=True,
         )
-        for build, flags in BUILDS.items()
+        for build, flags in builds.items()
     ]
 
 
 runtime = libraries(
-    "quern.runtime", [f"{RUNTIME}/quern_rt.c", f"{RUNTIME}/quern_native.c"], [f"{RUNTIME}/quern_rt.h"], "-O2"
+    "quern.runtime",
+    [f"{RUNTIME}/quern_rt.c", f"{RUNTIME}/quern_native.c"],
+    [f"{RUNTIME}/quern_rt.h"],
+    "-O2",
+    {**BUILDS, "_vnni": [*AVX512, "-mavx512vnni"]},
 )
 kernels = libraries(
     "quern.functional.native",
     [f"{KERNELS}/{name}.c" for name in ("depthwise", "proximal", "winograd")],
     [f"{KERNELS}/{name}.h" for name in ("depthwise_taps", "threads", "vectors", "winograd_products", "winograd_tiles")],
     "-O3",
+    BUILDS,
 )
 setup(ext_modules=[*runtime, *kernels])

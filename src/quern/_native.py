@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-BUILDS = ("_any", "_avx2", "_avx512")  # from slow to fast
+BUILDS = ("_any", "_avx2", "_avx512", "_vnni")  # from slow to fast; the last is of no use to all of them
 
 
 def library_path(package: str, build: str = BUILDS[0]) -> Path | None:

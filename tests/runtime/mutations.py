@@ -74,7 +74,7 @@ class Hand:
         dtype = {"F32": np.float32, "F16": np.float16, "I8": np.int8}[kind]
         unit = 4 if components == 4 else 2 if pairs else 1
         values = (
-            rng.integers(-128, 128, (outputs, taps, unit)) if kind == "I8" else rng.normal(size=(outputs, taps, unit))
+            rng.integers(-127, 128, (outputs, taps, unit)) if kind == "I8" else rng.normal(size=(outputs, taps, unit))
         )
         places = [qrn.NONE] * 3
         if keep < 1:

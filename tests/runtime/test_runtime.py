@@ -18,7 +18,8 @@ from quern import nn as qnn
 from quern.errors import PackedError
 from quern.export._packed import pack
 from quern.export._program import Program
-from tests.runtime.mutations import corpus
+from quern.runtime import format as qrn
+from tests.runtime.mutations import corpus, operations, sealed, whole_numbers
 
 pytestmark = pytest.mark.skipif(not runtime.is_built(), reason="the C runtime was not built: no compiler")
 
@@ -259,3 +260,16 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
 def test_bytes_at_an_odd_place(path: Path) -> None:
     shifted = memoryview(b"." + path.read_bytes())[1:]
     assert "multiple of 4" in refused(shifted, network=runtime.PackedNetwork)
+
+
+@pytest.mark.parametrize("build", runtime.builds())
+@pytest.mark.parametrize("components", [1, 4])
+def test_a_weight_that_cannot_be_negated(components: int, build: str) -> None:
+    """-128 has no negative among bytes: some processors would multiply by it, some by 128."""
+    blob = whole_numbers(components, 1.0, seed=3)
+    words = np.frombuffer(blob, np.uint32)
+    conv = next(place + 2 for place, _ in operations(blob) if words[place] == qrn.OP_CONV)
+    first = int(words[conv + qrn.CONV_WEIGHTS + qrn.W_VALUES]) - qrn.IN_BLOB
+    assert on(build, blob).outputs
+    wrong = sealed(blob[:first] + b"\x80" + blob[first + 1 :])
+    assert "weights of a convolution" in refused(build, wrong, network=on)

@@ -28,9 +28,19 @@
 
 /* How many sums an inner loop can keep: of quaternions at so many vectors of positions, of a block of outputs. */
 #if defined(__AVX512VL__)
-enum { QUATERNION_VECTORS = 4, BLOCK = 8, BLOCK_VECTORS = 3 };
+#define BLOCK 8
+enum { QUATERNION_VECTORS = 4, BLOCK_VECTORS = 3 };
 #else
-enum { QUATERNION_VECTORS = 2, BLOCK = 4, BLOCK_VECTORS = 3 };
+#define BLOCK 4
+enum { QUATERNION_VECTORS = 2, BLOCK_VECTORS = 3 };
+#endif
+
+/* Whether quaternions of int8 are multiplied as four bytes at once, the input as bytes without sign. Weights are from -127
+ * to 127, so that they can be negated. */
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__) && LANES == 8
+#define IN_BYTES 1
+#else
+#define IN_BYTES 0
 #endif
 
 /* A device needs no more than its networks have. A bit for each operation of this build, 1 << QRN_OP_CONV and so on, and
@@ -115,14 +125,19 @@ INLINE vf maximum(vf a, vf b) {
 
 #if LANES > 1
 INLINE vi larger_i(vi a, vi b) {
+#if defined(__AVX2__) && LANES == 8
+    return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
     vi first = a > b;
     return (first & a) | (~first & b);
+#endif
 }
 #endif
 
 INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vi splat_i(int32_t x) { return x - (vi){0}; }
 
+#if !IN_BYTES
 /* In every lane: the sum of the products of the two int16 of `a` and `b`. It is what processors have an instruction for. */
 INLINE vi dot_pairs(vi a, vi b) {
 #if defined(__AVX2__) && LANES == 8
@@ -140,10 +155,13 @@ INLINE vi dot_pairs(vi a, vi b) {
     return ((vi)((vu)a << 16) >> 16) * ((vi)((vu)b << 16) >> 16) + (a >> 16) * (b >> 16);
 #endif
 }
+#endif
 
-/* sum + dot_pairs(a, b) */
+/* `sum` and, in every lane, the sum of the products of the two int16 of `a` and `b`. */
 INLINE vi add_pairs(vi sum, vi a, vi b) {
-#if defined(__ARM_FEATURE_DSP) && LANES == 1
+#if IN_BYTES
+    return (vi)_mm256_dpwssd_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+#elif defined(__ARM_FEATURE_DSP) && LANES == 1
     return __smlad(a, b, sum);
 #else
     return sum + dot_pairs(a, b);
@@ -354,7 +372,7 @@ static weights weights_of(const uint8_t *blob, const uint32_t *words, int pairs)
 /* Numbers in a unit of weight as it is stored, and as a product takes it. */
 INLINE size_t stored_width(const weights *w) { return w->components == 4 ? 4 : w->pairs ? 2 : 1; }
 INLINE size_t working_width(const weights *w, size_t lanes) {
-    return !w->pairs ? w->components : w->components == 1 ? 1 : lanes == 1 ? 4 : 8;
+    return !w->pairs ? w->components : w->components == 1 ? 1 : lanes == 1 || IN_BYTES ? 4 : 8;
 }
 
 INLINE size_t first_unit(const weights *w, size_t o) { return w->starts ? w->starts[o] : o * w->taps; }
@@ -380,9 +398,16 @@ static const float *floats_of(const weights *w, size_t o, float *scratch) {
 }
 
 /* The pairs of an int8 product. For each component of a quaternion result there is one for (r, i) of the input and one for
- * (j, k): w (x) x is the left product. Without vectors it is four words, as quaternion_sums_i8 takes them. */
+ * (j, k): w (x) x is the left product. Without vectors it is four words, as quaternion_sums_i8 takes them; in bytes one for
+ * each component. */
 static void quaternion_pairs(const int8_t *q, int32_t *p) {
-#if LANES == 8
+#if IN_BYTES
+    __m128i order = _mm_setr_epi8(0, 1, 2, 3, 1, 0, 3, 2, 2, 3, 0, 1, 3, 2, 1, 0);
+    __m128i signs = _mm_setr_epi8(1, -1, -1, -1, 1, 1, -1, 1, 1, 1, 1, -1, 1, -1, 1, 1);
+    int32_t four;
+    memcpy(&four, q, sizeof four);
+    _mm_storeu_si128((__m128i *)(void *)p, _mm_sign_epi8(_mm_shuffle_epi8(_mm_cvtsi32_si128(four), order), signs));
+#elif LANES == 8
     static const pairs_of_lanes SIGNS = {1, -1, -1, -1, 1, 1, -1, 1, 1, 1, 1, -1, 1, -1, 1, 1};
     int64_t four;
     typedef int8_t b4 __attribute__((vector_size(4)));
@@ -441,15 +466,15 @@ static void stored_taps(const weights *w, size_t o, const int32_t *place, int32_
 /* The input is copied to planes with zero borders, so that a tap of the kernel is a shift: result p is the sum of
  * weight * plane[p + shift]. With a stride the rows and columns that a tap meets lie side by side (phases). The inner loop
  * runs over positions. They are taken row by row, or through the borders as one long row, whichever is fewer vectors;
- * what is computed for positions in the border is not looked at. Where that is much of an
- * image, and many outputs are to be made of it, each tap gets a plane of its own without any (gathered). */
+ * what is computed for positions in the border is not looked at. Where that is much of an image, and many outputs are to
+ * be made of it, each column of the kernel gets a plane of its own without any (gathered). */
 typedef struct {
     weights w;
     size_t channels, groups, area, kernel[2], stride[2], dilation[2], stuffing[2], padding[2], size[2];
     size_t used[2]; /* rows and columns of the input that are looked at */
     size_t parts; /* components of the input, a bit each */
     size_t sets, units, pitch, plane;       /* of the planes that are multiplied */
-    size_t padded, padded_pitch;            /* of a plane with its borders */
+    size_t padded, padded_pitch, rows;      /* of a plane with its borders; rows of one phase of it */
     size_t out[2], vectors, row; /* positions; vectors of them; numbers from row to row of the results */
     size_t strip;                /* so many rows of all outputs are made before the next ones */
     int by_rows, in_place, gathered, whole; /* whole: eight products a quaternion for a block of outputs at once, or a block of real outputs */
@@ -458,6 +483,7 @@ typedef struct {
 
 /* Sums of eight products in int8 fit 32 bits up to so many taps. */
 enum { MAX_WHOLE_I8 = 4096 };
+enum { GATHER = 8 };           /* products that a vector of a gathered plane costs */
 enum { MAX_PLANES = 1 << 28 }; /* numbers in the planes of a convolution */
 
 /* Vectors of so many numbers, for LANES lanes or one. */
@@ -465,7 +491,7 @@ INLINE size_t vectors_of(size_t count, size_t lanes) { return lanes == LANES ? (
 
 static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, size_t lanes) {
     convolution c;
-    size_t phase[2], axis, flat, rows, taps, used = 0, stored, dense, products;
+    size_t phase[2], axis, flat, rows, taps, used = 0, stored, dense, products, columns;
     int pairs = op[QRN_CONV_X_DTYPE] == QRN_I8, constant = !is_none(op[QRN_CONV_CONSTANT]);
     c.w = weights_of(blob, op + QRN_CONV_WEIGHTS, pairs);
     c.channels = op[QRN_CONV_CHANNELS];
@@ -493,7 +519,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     c.plane = c.stride[0] * c.stride[1] * phase[0] * phase[1];
     taps = c.w.taps;
     if (pairs) {
-        c.sets = c.w.components == 4 && c.parts > 3 ? 2 : 1;
+        c.sets = c.w.components == 4 && c.parts > 3 && (lanes == 1 || !IN_BYTES) ? 2 : 1;
         c.units = c.w.components == 4 ? c.channels : c.groups * ((c.channels / c.groups + 1) / 2);
     } else {
         c.sets = c.w.components == 1 || c.parts == 1 ? 1 : c.parts == 14 ? 3 : 4;
@@ -510,23 +536,25 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     /* Half of the products for all of the places, and units that are not all there have to be put in their places first:
      * worth it from about two thirds of them on, in int8 if none is missing. */
     c.whole = fast && lanes > 1 && c.vectors > 1 && c.w.outputs / c.groups > 1 && (!c.w.starts || (!pairs && 3 * stored > 2 * c.w.outputs * taps)) &&
-              (c.w.components == 1 || (c.parts == 15 && (!pairs || taps <= MAX_WHOLE_I8)));
+              (c.w.components == 1 || (c.parts == 15 && (!pairs || (!IN_BYTES && taps <= MAX_WHOLE_I8))));
     if (c.whole && pairs && c.w.components == 4) { /* two channels to a pair, not two components */
         c.units = c.groups * ((c.channels / c.groups + 1) / 2);
         taps = c.units / c.groups * c.area;
     }
     if (c.whole && c.w.components == 4) c.sets = 8;
     dense = vectors_of(c.out[0] * c.out[1], lanes);
-    products = c.whole ? (c.w.components == 4 ? 8u : 1u) * c.w.outputs * taps : stored * c.w.components * c.w.components;
-    c.gathered = fast && lanes > 1 && products * (c.vectors - smaller(dense, c.vectors)) > 6 * c.sets * c.units * c.area * dense &&
-                 ((uint64_t)c.sets * c.units + 1) * c.area * dense * lanes <= MAX_PLANES;
+    products = c.whole ? (c.w.components == 4 ? 8u : 1u) * c.w.outputs * taps : stored * c.w.components * c.sets;
+    columns = c.kernel[1] * c.stride[0] * phase[0] * c.out[1];
+    c.gathered = fast && lanes > 1 && products * (c.vectors - smaller(dense, c.vectors)) > GATHER * c.sets * c.units * vectors_of(columns, lanes) &&
+                 ((uint64_t)c.sets * c.units + 1) * columns <= MAX_PLANES;
     c.padded = c.plane;
     c.padded_pitch = c.pitch;
+    c.rows = phase[0];
     if (c.gathered) {
         c.by_rows = 0;
         c.vectors = dense;
         c.row = c.pitch = c.out[1];
-        c.plane = c.area * dense * lanes;
+        c.plane = columns;
     }
     c.in_place = !c.gathered && !pairs && c.sets < 8 && !constant && (c.sets != 4 || c.parts == 15);
     for (axis = 0; axis < 2; axis++) { /* nothing before the input, in it or behind it */
@@ -538,7 +566,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     c.kernel_at = reserve(&used, lanes, 4 * c.area);
     c.places_at = reserve(&used, lanes, 4 * taps);
     c.stored_at = reserve(&used, lanes, c.w.starts && !c.whole ? 4 * c.w.taps : 0);
-    c.units_at = reserve(&used, lanes, !c.whole ? working_bytes(&c.w, lanes) : pairs ? 0 : 16 * c.w.taps * c.w.components);
+    c.units_at = reserve(&used, lanes, !c.whole ? working_bytes(&c.w, lanes) : pairs || (!c.w.starts && c.w.dtype == QRN_F32) ? 0 : 4 * BLOCK * c.w.taps * c.w.components);
     if (lanes == 1) c.vectors = c.strip * c.out[1];
     c.sums_at = reserve(&used, lanes, 4 * (c.w.components * c.vectors * lanes * (c.whole ? BLOCK : 1) + 3 * lanes));
     c.block_at = c.whole ? reserve(&used, lanes, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
@@ -609,16 +637,16 @@ static void pad_pairs(const convolution *c, const int8_t *low, const int8_t *hig
     }
 }
 
-/* For each tap the numbers that it meets, one after the other, of a plane with its borders. */
-static void gather_taps(const convolution *c, const void *from, void *to) {
+/* For each column of the kernel (and each phase of rows) the numbers that it meets, of a plane with its borders: rows of the
+ * results' width, one after the other, so that a row of the kernel is a shift. */
+static void gather_columns(const convolution *c, const void *from, void *to) {
     const float *padded = (const float *)from;
     float *plane = (float *)to;
-    size_t n, k, y, size = c->vectors * LANES;
-    for (n = 0; n < c->kernel[0]; n++) {
-        for (k = 0; k < c->kernel[1]; k++, plane += size) {
-            const float *p = padded + place_of(c, n * c->dilation[0], k * c->dilation[1]);
-            for (y = 0; y < c->out[0]; y++) copy_row(p + y * c->padded_pitch, c->out[1], plane + y * c->out[1]);
-            memset(plane + c->out[0] * c->out[1], 0, 4 * (size - c->out[0] * c->out[1]));
+    size_t k, phase, y;
+    for (k = 0; k < c->kernel[1]; k++) {
+        for (phase = 0; phase < c->stride[0]; phase++) {
+            const float *p = padded + place_of(c, phase, k * c->dilation[1]);
+            for (y = 0; y < c->rows; y++, p += c->padded_pitch, plane += c->out[1]) copy_row(p, c->out[1], plane);
         }
     }
 }
@@ -631,7 +659,7 @@ static void prepare_floats(const convolution *c, const float *x, float *planes, 
             for (n = 0; n < c->units; n++, x += size) {
                 float *plane = first + set * count + n * c->plane;
                 pad_floats(c, x, c->gathered ? padded : plane);
-                if (c->gathered) gather_taps(c, padded, plane);
+                if (c->gathered) gather_columns(c, padded, plane);
             }
             set++;
         } else if (c->sets >= 4) {
@@ -656,10 +684,85 @@ static void prepare_floats(const convolution *c, const float *x, float *planes, 
 static void prepare_pair(const convolution *c, const int8_t *low, const int8_t *high, int32_t zero, int32_t *plane,
                          int32_t *padded) {
     pad_pairs(c, low, high, zero, c->gathered ? padded : plane);
-    if (c->gathered) gather_taps(c, padded, plane);
+    if (c->gathered) gather_columns(c, padded, plane);
 }
 
-#if LANES > 1
+#if IN_BYTES
+/* Four bytes of each of so many positions, 4 or 8, to words: quaternions side by side, without sign. */
+INLINE void put_words(const int8_t *const *part, size_t n, size_t count, int32_t *to) {
+    __m128i sign = _mm_set1_epi8(-128), a[4], ri, jk;
+    size_t m;
+    for (m = 0; m < 4; m++) {
+        int64_t bytes = 0;
+        memcpy(&bytes, part[m] + n, count);
+        a[m] = _mm_cvtsi64_si128(bytes);
+    }
+    ri = _mm_xor_si128(_mm_unpacklo_epi8(a[0], a[1]), sign);
+    jk = _mm_xor_si128(_mm_unpacklo_epi8(a[2], a[3]), sign);
+    _mm_storeu_si128((__m128i *)(void *)to, _mm_unpacklo_epi16(ri, jk));
+    if (count == 8) _mm_storeu_si128((__m128i *)(void *)(to + 4), _mm_unpackhi_epi16(ri, jk));
+}
+
+/* So many positions; vectors may overlap. */
+static void words_of(const int8_t *const *part, size_t count, int32_t *to) {
+    size_t k = 0, m;
+    if (count >= 8) {
+        for (; k + 8 <= count; k += 8) put_words(part, k, 8, to + k);
+        if (k < count) put_words(part, count - 8, 8, to + count - 8);
+    } else if (count >= 4) {
+        put_words(part, 0, 4, to);
+        put_words(part, count - 4, 4, to + count - 4);
+    } else {
+        for (; k < count; k++) {
+            uint8_t bytes[4];
+            for (m = 0; m < 4; m++) bytes[m] = (uint8_t)(part[m][k] + 128);
+            memcpy(to + k, bytes, 4);
+        }
+    }
+}
+
+/* `count` quaternions as words. The components of x that there are, a bit each, are `step` bytes apart; the others are what
+ * means 0. */
+static void quaternion_words(const int8_t *x, size_t step, size_t parts, int32_t zero, size_t count, int32_t *to) {
+    int8_t none[32];
+    size_t n, m, width;
+    memset(none, zero, sizeof none);
+    for (n = 0; n < count; n += width) {
+        const int8_t *part[4], *from = x + n;
+        width = parts == 15 ? count : smaller(sizeof none, count - n);
+        for (m = 0; m < 4; m++) {
+            part[m] = parts >> m & 1 ? from : none;
+            if (parts >> m & 1) from += step;
+        }
+        words_of(part, width, to + n);
+    }
+}
+
+static void prepare_bytes(const convolution *c, const int8_t *x, int32_t zero, int32_t *planes, int32_t *padded) {
+    size_t size = c->size[0] * c->size[1], n, k, y, left;
+    int32_t nothing = (int32_t)((uint32_t)(zero + 128) * 0x01010101u);
+    for (n = 0; n < c->units; n++, planes += c->plane) {
+        int32_t *plane = c->gathered ? padded : planes;
+        for (k = 0; k < c->padded; k++) plane[k] = nothing;
+        for (y = 0; y < c->used[0]; y++, x += c->size[1]) {
+            size_t row = c->padding[0] + y * c->stuffing[0];
+            if (plain(c)) {
+                quaternion_words(x, c->channels * size, c->parts, zero, c->used[1], plane + row * c->padded_pitch + c->padding[1]);
+                continue;
+            }
+            for (left = 0; left < c->used[1]; left += 32) {
+                int32_t words[32];
+                size_t width = smaller(32, c->used[1] - left);
+                quaternion_words(x + left, c->channels * size, c->parts, zero, width, words);
+                for (k = 0; k < width; k++) plane[place_of(c, row, c->padding[1] + (left + k) * c->stuffing[1])] = words[k];
+            }
+        }
+        x += size - c->used[0] * c->size[1];
+        if (c->gathered) gather_columns(c, padded, planes);
+    }
+    memset(planes, 0, 4 * LANES);
+}
+#elif LANES > 1
 /* Sums and differences of the four components, of which the planes follow them, `count` words each. */
 static void transform_pairs(int32_t *planes, size_t count) {
     const int32_t *x = planes + 4 * count;
@@ -679,7 +782,12 @@ static void transform_pairs(int32_t *planes, size_t count) {
 
 static void prepare_pairs(const convolution *c, const int8_t *x, int32_t zero, int32_t *planes, int32_t *padded) {
     size_t size = c->size[0] * c->size[1], n, g, set;
-#if LANES > 1
+#if IN_BYTES
+    if (c->w.components == 4) {
+        prepare_bytes(c, x, zero, planes, padded);
+        return;
+    }
+#elif LANES > 1
     if (c->sets == 8) {
         size_t per_group = c->channels / c->groups;
         int32_t *to = planes + 4 * c->units * c->plane;
@@ -739,36 +847,51 @@ INLINE size_t next_vector(const convolution *c, walk *w) {
     return here;
 }
 
+/* Of `left` vectors, of which `most` can be taken at once: how many are taken now, so that no few are left for the end. */
+INLINE size_t next_share(size_t left, size_t most) {
+    size_t times = (left + most - 1) / most;
+    return (left + times - 1) / times;
+}
+
 /* One quaternion output at up to four vectors of positions: 16 products for each unit, 12 or 4 if the input has no more
- * components. Sums have names, because compilers keep arrays of them in memory. */
+ * components. Sums have names, because compilers keep arrays of them in memory. If there are few vectors, each component
+ * has two sums, so that products need not wait for each other. */
 INLINE void quaternion_tile(const float *x, size_t set, size_t sets, const int32_t *place, const float *w, size_t count,
                             const float *bias, const size_t *start, int vectors, float *y, size_t stride) {
-    vf r = splat(bias[0]), i = splat(bias[1]), j = splat(bias[2]), k = splat(bias[3]);
+    vf r = splat(bias[0]), i = splat(bias[1]), j = splat(bias[2]), k = splat(bias[3]), zero = {0};
     vf r2 = r, i2 = i, j2 = j, k2 = k, r3 = r, i3 = i, j3 = j, k3 = k, r4 = r, i4 = i, j4 = j, k4 = k;
+    int twice = sets >= 3 && 2 * vectors <= QUATERNION_VECTORS;
     size_t s;
-#define MULTIPLY(first, r, i, j, k)                                                               \
-    do {                                                                                          \
-        const float *p = x + place[s] + (first);                                                  \
-        if (sets != 3) {                                                                          \
-            vf xr = load(p);                                                                      \
-            r += wr * xr, i += wi * xr, j += wj * xr, k += wk * xr;                               \
-        }                                                                                         \
-        if (sets >= 3) {                                                                          \
-            const float *rest = sets == 3 ? p : p + set;                                          \
-            vf xi = load(rest), xj = load(rest + set), xk = load(rest + 2 * set);                 \
-            r -= wi * xi, i += wr * xi, j += wk * xi, k -= wj * xi;                               \
-            r -= wj * xj, i -= wk * xj, j += wr * xj, k += wi * xj;                               \
-            r -= wk * xk, i += wj * xk, j -= wi * xk, k += wr * xk;                               \
-        }                                                                                         \
+    if (twice) r3 = i3 = j3 = k3 = r4 = i4 = j4 = k4 = zero;
+#define MULTIPLY(first, r, i, j, k, second_r, second_i, second_j, second_k)                                         \
+    do {                                                                                                            \
+        const float *p = x + place[s] + (first);                                                                    \
+        if (sets != 3) {                                                                                            \
+            vf xr = load(p);                                                                                        \
+            r += wr * xr, i += wi * xr, j += wj * xr, k += wk * xr;                                                 \
+        }                                                                                                           \
+        if (sets >= 3) {                                                                                            \
+            const float *rest = sets == 3 ? p : p + set;                                                            \
+            vf xi = load(rest), xj = load(rest + set), xk = load(rest + 2 * set);                                   \
+            r -= wi * xi, i += wr * xi, j += wk * xi, k -= wj * xi;                                                 \
+            second_r -= wj * xj, second_i -= wk * xj, second_j += wr * xj, second_k += wi * xj;                     \
+            second_r -= wk * xk, second_i += wj * xk, second_j -= wi * xk, second_k += wr * xk;                     \
+        }                                                                                                           \
     } while (0)
     for (s = 0; s < count; s++, w += 4) {
         vf wr = splat(w[0]), wi = splat(w[1]), wj = splat(w[2]), wk = splat(w[3]);
-        MULTIPLY(start[0], r, i, j, k);
-        if (vectors > 1) MULTIPLY(start[1], r2, i2, j2, k2);
-        if (vectors > 2) MULTIPLY(start[2], r3, i3, j3, k3);
-        if (vectors > 3) MULTIPLY(start[3], r4, i4, j4, k4);
+        if (twice) {
+            MULTIPLY(start[0], r, i, j, k, r3, i3, j3, k3);
+            if (vectors > 1) MULTIPLY(start[1], r2, i2, j2, k2, r4, i4, j4, k4);
+        } else {
+            MULTIPLY(start[0], r, i, j, k, r, i, j, k);
+            if (vectors > 1) MULTIPLY(start[1], r2, i2, j2, k2, r2, i2, j2, k2);
+            if (vectors > 2) MULTIPLY(start[2], r3, i3, j3, k3, r3, i3, j3, k3);
+            if (vectors > 3) MULTIPLY(start[3], r4, i4, j4, k4, r4, i4, j4, k4);
+        }
     }
 #undef MULTIPLY
+    if (twice) r += r3, i += i3, j += j3, k += k3, r2 += r4, i2 += i4, j2 += j4, k2 += k4;
 #define STORE(n, r, i, j, k)                          \
     if (vectors > (n)) {                              \
         store(y + (n) * LANES, r);                    \
@@ -813,7 +936,7 @@ static void quaternion_output(const convolution *c, const float *x, const int32_
     size_t set = c->units * c->plane, stride = c->vectors * LANES, v, n, vectors, start[QUATERNION_VECTORS];
     walk at = walk_of(c);
     for (v = 0; v < c->vectors; v += vectors) {
-        vectors = smaller(QUATERNION_VECTORS, c->vectors - v);
+        vectors = next_share(c->vectors - v, QUATERNION_VECTORS);
         for (n = 0; n < vectors; n++) start[n] = next_vector(c, &at);
         kernels[c->sets == 4 ? 2 : c->sets == 3 ? 1 : 0][vectors - 1](x, set, place, w, count, bias, start, y + v * LANES, stride);
     }
@@ -887,6 +1010,59 @@ INLINE void quaternion_sums_i8(const int32_t *x, size_t set, size_t sets, const 
 SUMS_KERNEL(1)
 SUMS_KERNEL(2)
 #undef SUMS_KERNEL
+#elif IN_BYTES
+/* One quaternion output at up to four vectors of positions. */
+INLINE void quaternion_tile_bytes(const int32_t *x, const int32_t *place, const int32_t *w, size_t count, const int32_t *bias,
+                                  const size_t *start, int vectors, int32_t *y, size_t stride) {
+    __m256i r = (__m256i)splat_i(bias[0]), i = (__m256i)splat_i(bias[1]), j = (__m256i)splat_i(bias[2]), k = (__m256i)splat_i(bias[3]);
+    __m256i r2 = r, i2 = i, j2 = j, k2 = k, r3 = r, i3 = i, j3 = j, k3 = k, r4 = r, i4 = i, j4 = j, k4 = k;
+    size_t s;
+    for (s = 0; s < count; s++, w += 4) {
+        const int32_t *p = x + place[s];
+        __m256i wr = (__m256i)splat_i(w[0]), wi = (__m256i)splat_i(w[1]), wj = (__m256i)splat_i(w[2]), wk = (__m256i)splat_i(w[3]);
+#define MULTIPLY(n, r, i, j, k)                                                                  \
+    if (vectors > (n)) {                                                                         \
+        __m256i q = (__m256i)load_i(p + start[n]);                                               \
+        r = _mm256_dpbusd_epi32(r, q, wr), i = _mm256_dpbusd_epi32(i, q, wi);                    \
+        j = _mm256_dpbusd_epi32(j, q, wj), k = _mm256_dpbusd_epi32(k, q, wk);                    \
+    }
+        MULTIPLY(0, r, i, j, k)
+        MULTIPLY(1, r2, i2, j2, k2)
+        MULTIPLY(2, r3, i3, j3, k3)
+        MULTIPLY(3, r4, i4, j4, k4)
+#undef MULTIPLY
+    }
+#define STORE(n, r, i, j, k)                                                         \
+    if (vectors > (n)) {                                                             \
+        int32_t *to = y + (n) * LANES;                                               \
+        store_i(to, (vi)r), store_i(to + stride, (vi)i);                             \
+        store_i(to + 2 * stride, (vi)j), store_i(to + 3 * stride, (vi)k);            \
+    }
+    STORE(0, r, i, j, k)
+    STORE(1, r2, i2, j2, k2)
+    STORE(2, r3, i3, j3, k3)
+    STORE(3, r4, i4, j4, k4)
+#undef STORE
+}
+
+#define BYTES_KERNEL(vectors)                                                                                             \
+    KERNEL void quaternion_bytes_##vectors(const int32_t *x, const int32_t *place, const int32_t *w, size_t count,         \
+                                           const int32_t *bias, const size_t *start, int32_t *y, size_t stride) {         \
+        quaternion_tile_bytes(x, place, w, count, bias, start, vectors, y, stride);                                       \
+    }
+BYTES_KERNEL(1)
+BYTES_KERNEL(2)
+BYTES_KERNEL(3)
+BYTES_KERNEL(4)
+#undef BYTES_KERNEL
+
+/* The bytes of the input are larger than they mean by `excess`: what that makes of each component is taken off its bias. */
+static void without_excess(const int32_t *w, size_t count, int32_t excess, int32_t *bias) {
+    __m128i sums = _mm_setzero_si128(), one = _mm_set1_epi8(1);
+    for (; count > 0; count--, w += 4) sums = _mm_dpbusd_epi32(sums, one, _mm_loadu_si128((const __m128i *)(const void *)w));
+    sums = _mm_sub_epi32(_mm_loadu_si128((const __m128i *)(const void *)bias), _mm_mullo_epi32(sums, _mm_set1_epi32(excess)));
+    _mm_storeu_si128((__m128i *)(void *)bias, sums);
+}
 #else
 INLINE void quaternion_tile_i8(const int32_t *x, size_t set, const int32_t *place, const int32_t *w, size_t count,
                                const int32_t *bias, const size_t *start, int sets, int vectors, int32_t *y, size_t stride) {
@@ -937,7 +1113,7 @@ INLINE void real_tile_i8(const int32_t *x, const int32_t *place, const int32_t *
         (void)set, (void)stride;                                                                                           \
         call;                                                                                                              \
     }
-#if LANES > 1
+#if LANES > 1 && !IN_BYTES
 I8_KERNEL(quaternion_i8_1_1, quaternion_tile_i8(x, set, place, w, count, bias, start, 1, 1, y, stride))
 I8_KERNEL(quaternion_i8_1_2, quaternion_tile_i8(x, set, place, w, count, bias, start, 1, 2, y, stride))
 I8_KERNEL(quaternion_i8_2_1, quaternion_tile_i8(x, set, place, w, count, bias, start, 2, 1, y, stride))
@@ -952,7 +1128,7 @@ static void output_i8(const convolution *c, const int32_t *x, const int32_t *pla
     static void (*const kernels[3][2])(const int32_t *, size_t, const int32_t *, const int32_t *, size_t, const int32_t *,
                                        const size_t *, int32_t *, size_t) = {
         {real_i8_1, real_i8_2},
-#if LANES > 1
+#if LANES > 1 && !IN_BYTES
         {quaternion_i8_1_1, quaternion_i8_1_2}, {quaternion_i8_2_1, quaternion_i8_2_2}
 #endif
     };
@@ -965,6 +1141,20 @@ static void output_i8(const convolution *c, const int32_t *x, const int32_t *pla
             memcpy(sums, bias, sizeof sums);
             (c->sets == 2 ? quaternion_sums_i8_2 : quaternion_sums_i8_1)(x + next_vector(c, &at), set, place, place + count, w, sums);
             for (n = 0; n < 4; n++) y[n * stride + v] = sums[n];
+        }
+        return;
+    }
+#endif
+#if IN_BYTES
+    if (c->w.components == 4) {
+        static void (*const fours[QUATERNION_VECTORS])(const int32_t *, const int32_t *, const int32_t *, size_t, const int32_t *,
+                                                       const size_t *, int32_t *, size_t) = {
+            quaternion_bytes_1, quaternion_bytes_2, quaternion_bytes_3, quaternion_bytes_4};
+        size_t starts[QUATERNION_VECTORS];
+        for (v = 0; v < c->vectors; v += vectors) {
+            vectors = next_share(c->vectors - v, QUATERNION_VECTORS);
+            for (n = 0; n < vectors; n++) starts[n] = next_vector(c, &at);
+            fours[vectors - 1](x, place, w, count, bias, starts, y + v * LANES, stride);
         }
         return;
     }
@@ -1026,30 +1216,30 @@ static const float *dense_floats(const weights *w, size_t o, float *row) {
 
 /* `outputs` real sums at `vectors` vectors of positions: each number that is loaded is used several times. The same for
  * floats and, with products of pairs, for int8. */
-#define BLOCK_TILE(name, number, vector, fetch, put, all, times)                                                              \
+#define BLOCK_TILE(name, number, vector, fetch, put, all, plus)                                                               \
     INLINE void name(const number *x, const int32_t *place, size_t count, const number *w, int outputs, const size_t *start,  \
                      int vectors, number *y, size_t stride) {                                                                 \
         vector a0 = {0}, a1 = a0, a2 = a0, b0 = a0, b1 = a0, b2 = a0, c0 = a0, c1 = a0, c2 = a0, d0 = a0, d1 = a0, d2 = a0;   \
         vector e0 = a0, e1 = a0, e2 = a0, f0 = a0, f1 = a0, f2 = a0, g0 = a0, g1 = a0, g2 = a0, h0 = a0, h1 = a0, h2 = a0;    \
         size_t s;                                                                                                             \
-        for (s = 0; s < count; s++, w += outputs) {                                                                           \
+        for (s = 0; s < count; s++, w += BLOCK) {                                                                             \
             const number *p = x + place[s];                                                                                   \
             vector x0 = fetch(p + start[0]), x1 = x0, x2 = x0, ws;                                                            \
             if (vectors > 1) x1 = fetch(p + start[1]);                                                                        \
             if (vectors > 2) x2 = fetch(p + start[2]);                                                                        \
-            EACH_OUTPUT(MULTIPLY, all, times)                                                                                 \
+            EACH_OUTPUT(MULTIPLY, all, plus)                                                                                  \
         }                                                                                                                     \
         EACH_OUTPUT(STORE, put, )                                                                                             \
     }
 #define EACH_OUTPUT(do, f, g)                                                                           \
     do(0, a0, a1, a2, f, g) do(1, b0, b1, b2, f, g) do(2, c0, c1, c2, f, g) do(3, d0, d1, d2, f, g)     \
     do(4, e0, e1, e2, f, g) do(5, f0, f1, f2, f, g) do(6, g0, g1, g2, f, g) do(7, h0, h1, h2, f, g)
-#define MULTIPLY(o, s0, s1, s2, all, times)      \
+#define MULTIPLY(o, s0, s1, s2, all, plus)       \
     if (outputs > (o)) {                         \
         ws = all(w[o]);                          \
-        s0 += times(ws, x0);                     \
-        if (vectors > 1) s1 += times(ws, x1);    \
-        if (vectors > 2) s2 += times(ws, x2);    \
+        s0 = plus(s0, ws, x0);                   \
+        if (vectors > 1) s1 = plus(s1, ws, x1);  \
+        if (vectors > 2) s2 = plus(s2, ws, x2);  \
     }
 #define STORE(o, s0, s1, s2, put, unused)                        \
     if (outputs > (o)) {                                         \
@@ -1057,10 +1247,10 @@ static const float *dense_floats(const weights *w, size_t o, float *row) {
         if (vectors > 1) put(y + (o) * stride + LANES, s1);      \
         if (vectors > 2) put(y + (o) * stride + 2 * LANES, s2);  \
     }
-#define PRODUCT(a, b) ((a) * (b))
-BLOCK_TILE(block_tile, float, vf, load, store, splat, PRODUCT)
-BLOCK_TILE(block_tile_i8, int32_t, vi, load_i, store_i, splat_i, dot_pairs)
-#undef PRODUCT
+#define ADD_PRODUCT(sum, a, b) ((sum) + (a) * (b))
+BLOCK_TILE(block_tile, float, vf, load, store, splat, ADD_PRODUCT)
+BLOCK_TILE(block_tile_i8, int32_t, vi, load_i, store_i, splat_i, add_pairs)
+#undef ADD_PRODUCT
 #undef STORE
 #undef MULTIPLY
 #undef EACH_OUTPUT
@@ -1103,47 +1293,53 @@ BLOCK_SUMS(block_sums_i8, block_tile_i8, int32_t)
 #undef BLOCK_KERNELS
 #undef BLOCK_KERNEL
 
-/* The weights of the eight products, `step` apart, for one quaternion (float) or for four of them (v4). */
-#define HADAMARD_WEIGHTS(put, r, i, j, k) \
-    put(0, 0.25f * ((r + i) + (j + k)));  \
-    put(1, 0.25f * ((r - i) + (j - k)));  \
-    put(2, 0.25f * ((r + i) - (j + k)));  \
-    put(3, 0.25f * ((r - i) - (j - k)));  \
-    put(4, 2.0f * r);                     \
-    put(5, -2.0f * j);                    \
-    put(6, -2.0f * k);                    \
-    put(7, -2.0f * i)
+/* A number of each output of a block; quaternions of outputs 0 and 4, 1 and 5 and so on side by side, if it has eight. */
+typedef float vb __attribute__((vector_size(4 * BLOCK)));
+#if BLOCK == 8
+typedef int32_t vb_places __attribute__((vector_size(32)));
+#define OF_EIGHT(n) ((n) < 4 ? (n) : (n) + 4)
+#define SHUFFLE_FOURS(x, y, a, b, c, d)                                                                          \
+    SHUFFLE(vb_places, x, y, OF_EIGHT(a), OF_EIGHT(b), OF_EIGHT(c), OF_EIGHT(d), OF_EIGHT(a) + 4, OF_EIGHT(b) + 4, \
+            OF_EIGHT(c) + 4, OF_EIGHT(d) + 4)
+INLINE vb load_fours(const float *const *units, size_t n, size_t at) {
+    return (vb)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(units[n] + at)), _mm_loadu_ps(units[n + 4] + at), 1);
+}
+#else
+#define SHUFFLE_FOURS(x, y, a, b, c, d) SHUFFLE(vi4, x, y, a, b, c, d)
+INLINE vb load_fours(const float *const *units, size_t n, size_t at) { return load4(units[n] + at); }
+#endif
 
-/* Quaternions of four outputs, (tap, component), to the weights `w` (product, tap, output) of `outputs` of them. */
-static void spread_four(const float *const *units, size_t taps, size_t outputs, float *w) {
-    size_t t, step = outputs * taps;
-    for (t = 0; t < taps; t++, w += outputs) {
-        v4 a = load4(units[0] + 4 * t), b = load4(units[1] + 4 * t), c = load4(units[2] + 4 * t), d = load4(units[3] + 4 * t);
-        v4 ab = SHUFFLE(vi4, a, b, 0, 4, 1, 5), cd = SHUFFLE(vi4, c, d, 0, 4, 1, 5);
-        v4 r = SHUFFLE(vi4, ab, cd, 0, 1, 4, 5), i = SHUFFLE(vi4, ab, cd, 2, 3, 6, 7);
-        v4 ab2 = SHUFFLE(vi4, a, b, 2, 6, 3, 7), cd2 = SHUFFLE(vi4, c, d, 2, 6, 3, 7);
-        v4 j = SHUFFLE(vi4, ab2, cd2, 0, 1, 4, 5), k = SHUFFLE(vi4, ab2, cd2, 2, 3, 6, 7), value;
+/* Quaternions of a block of outputs, (tap, component), to the weights `w` (product, tap, output) of the eight products. What
+ * they lack of factors is made up for at the end. */
+static void spread_block(const float *const *units, size_t taps, float *w) {
+    size_t t, step = BLOCK * taps;
+    for (t = 0; t < taps; t++, w += BLOCK) {
+        vb a = load_fours(units, 0, 4 * t), b = load_fours(units, 1, 4 * t);
+        vb c = load_fours(units, 2, 4 * t), d = load_fours(units, 3, 4 * t);
+        vb ab = SHUFFLE_FOURS(a, b, 0, 4, 1, 5), cd = SHUFFLE_FOURS(c, d, 0, 4, 1, 5);
+        vb r = SHUFFLE_FOURS(ab, cd, 0, 1, 4, 5), i = SHUFFLE_FOURS(ab, cd, 2, 3, 6, 7);
+        vb ab2 = SHUFFLE_FOURS(a, b, 2, 6, 3, 7), cd2 = SHUFFLE_FOURS(c, d, 2, 6, 3, 7);
+        vb j = SHUFFLE_FOURS(ab2, cd2, 0, 1, 4, 5), k = SHUFFLE_FOURS(ab2, cd2, 2, 3, 6, 7), value;
 #define PUT(product, expression) (value = (expression), memcpy(w + (product) * step, &value, sizeof value))
-        HADAMARD_WEIGHTS(PUT, r, i, j, k);
+        PUT(0, (r + i) + (j + k));
+        PUT(1, (r - i) + (j - k));
+        PUT(2, (r + i) - (j + k));
+        PUT(3, (r - i) - (j - k));
+        PUT(4, r);
+        PUT(5, j);
+        PUT(6, k);
+        PUT(7, i);
 #undef PUT
     }
 }
 
 static void spread(const weights *weight, size_t first, size_t outputs, float *rows, float *w) {
-    size_t o = 0, t, n, taps = weight->taps, step = outputs * taps;
-    for (; o + 4 <= outputs; o += 4) {
-        const float *units[4];
-        for (n = 0; n < 4; n++) units[n] = dense_floats(weight, first + o + n, rows + 4 * n * taps);
-        spread_four(units, taps, outputs, w + o);
+    const float *units[BLOCK];
+    size_t o;
+    for (o = 0; o < BLOCK; o++) { /* a block that is not full has its last output several times */
+        units[o] = o < outputs ? dense_floats(weight, first + o, rows + 4 * o * weight->taps) : units[o - 1];
     }
-    for (; o < outputs; o++) {
-        const float *q = dense_floats(weight, first + o, rows);
-        for (t = 0; t < taps; t++, q += 4) {
-#define PUT(product, expression) (w[(product) * step + t * outputs + o] = (expression))
-            HADAMARD_WEIGHTS(PUT, q[0], q[1], q[2], q[3]);
-#undef PUT
-        }
-    }
+    spread_block(units, weight->taps, w);
 }
 
 /* A block of outputs of a layer of which most quaternions are stored, with 8 real products for each: c = w (x) x is, with H
@@ -1152,13 +1348,14 @@ static void spread(const weights *weight, size_t first, size_t outputs, float *r
  * `y` gets planes of output 0, 1, ... with four components each. */
 static void hadamard_outputs(const convolution *c, const float *x, const int32_t *place, size_t first, size_t outputs,
                              float *rows, float *w, float *y) {
-    size_t taps = c->w.taps, step = taps * outputs, set = c->units * c->plane, stride = c->vectors * LANES, o, v, g, k;
+    size_t taps = c->w.taps, step = taps * BLOCK, set = c->units * c->plane, stride = c->vectors * LANES, o, v, g, k, vectors;
     const float *bias = (const float *)c->w.bias + first;
     walk at = walk_of(c);
     spread(&c->w, first, outputs, rows, w);
-    for (v = 0; v < c->vectors; v += BLOCK_VECTORS) {
+    for (v = 0; v < c->vectors; v += vectors) {
         float sums[8][BLOCK][BLOCK_VECTORS * LANES];
-        size_t start[BLOCK_VECTORS], vectors = smaller(BLOCK_VECTORS, c->vectors - v);
+        size_t start[BLOCK_VECTORS];
+        vectors = next_share(c->vectors - v, BLOCK_VECTORS);
         for (k = 0; k < vectors; k++) start[k] = next_vector(c, &at);
         for (g = 0; g < 8; g++) {
             block_sums(x + g * set, place, taps, w + g * step, outputs, start, vectors, sums[g][0], BLOCK_VECTORS * LANES);
@@ -1168,10 +1365,10 @@ static void hadamard_outputs(const convolution *c, const float *x, const int32_t
             for (k = 0; k < vectors * LANES; k += LANES, to += LANES) {
                 vf p0 = load(sums[0][o] + k), p1 = load(sums[1][o] + k), p2 = load(sums[2][o] + k), p3 = load(sums[3][o] + k);
                 vf s = p0 + p1, d = p0 - p1, t = p2 + p3, e = p2 - p3;
-                store(to, load(sums[4][o] + k) - (s + t) + splat(bias[o]));
-                store(to + stride, load(sums[6][o] + k) + (d + e) + splat(bias[c->w.outputs + o]));
-                store(to + 2 * stride, load(sums[7][o] + k) + (s - t) + splat(bias[2 * c->w.outputs + o]));
-                store(to + 3 * stride, load(sums[5][o] + k) + (d - e) + splat(bias[3 * c->w.outputs + o]));
+                store(to, 2.0f * load(sums[4][o] + k) - 0.25f * (s + t) + bias[o]);
+                store(to + stride, 0.25f * (d + e) - 2.0f * load(sums[6][o] + k) + bias[c->w.outputs + o]);
+                store(to + 2 * stride, 0.25f * (s - t) - 2.0f * load(sums[7][o] + k) + bias[2 * c->w.outputs + o]);
+                store(to + 3 * stride, 0.25f * (d - e) - 2.0f * load(sums[5][o] + k) + bias[3 * c->w.outputs + o]);
             }
         }
     }
@@ -1180,14 +1377,15 @@ static void hadamard_outputs(const convolution *c, const float *x, const int32_t
 /* A block of outputs of a real layer. */
 static void real_outputs(const convolution *c, const float *x, const int32_t *place, size_t first, size_t outputs,
                          float *rows, float *w, float *y) {
-    size_t taps = c->w.taps, stride = c->vectors * LANES, o, t, v, k;
+    size_t taps = c->w.taps, stride = c->vectors * LANES, o, t, v, k, vectors;
     walk at = walk_of(c);
     for (o = 0; o < outputs; o++) {
         const float *q = dense_floats(&c->w, first + o, rows);
-        for (t = 0; t < taps; t++) w[t * outputs + o] = q[t];
+        for (t = 0; t < taps; t++) w[t * BLOCK + o] = q[t];
     }
-    for (v = 0; v < c->vectors; v += BLOCK_VECTORS) {
-        size_t start[BLOCK_VECTORS], vectors = smaller(BLOCK_VECTORS, c->vectors - v);
+    for (v = 0; v < c->vectors; v += vectors) {
+        size_t start[BLOCK_VECTORS];
+        vectors = next_share(c->vectors - v, BLOCK_VECTORS);
         for (k = 0; k < vectors; k++) start[k] = next_vector(c, &at);
         block_sums(x, place, taps, w, outputs, start, vectors, y + v * LANES, stride);
     }
@@ -1240,12 +1438,12 @@ INLINE void put_pairs(pairs_of_lanes low, pairs_of_lanes high, int32_t *to, size
 }
 
 /* All pairs of four outputs. */
-static void spread_four_pairs(const convolution *c, const int8_t *units, size_t outputs, int32_t *w) {
-    size_t area = c->area, channels = c->channels / c->groups, step = c->units / c->groups * area * outputs, n, t, o;
+static void spread_four_pairs(const convolution *c, const int8_t *units, int32_t *w) {
+    size_t area = c->area, channels = c->channels / c->groups, step = c->units / c->groups * area * BLOCK, n, t, o;
     const int8_t *q[4];
     for (o = 0; o < 4; o++) q[o] = units + 4 * o * c->w.taps;
     for (n = 0; n < channels; n += 2) {
-        for (t = 0; t < area; t++, w += outputs) {
+        for (t = 0; t < area; t++, w += BLOCK) {
             pairs_of_lanes low, high = {0}, low_others, high_others = {0};
             four_products(q, n * area + t, &low, &low_others);
             if (n + 1 < channels) four_products(q, (n + 1) * area + t, &high, &high_others);
@@ -1257,12 +1455,12 @@ static void spread_four_pairs(const convolution *c, const int8_t *units, size_t 
 #endif
 
 /* Pairs of them, of a channel and the next one, for the units `q` of output `o`: `w` (product, tap of pairs, output). */
-static void spread_pairs(const convolution *c, const int8_t *q, size_t o, size_t outputs, int32_t *w) {
-    size_t area = c->area, channels = c->channels / c->groups, step = c->units / c->groups * area * outputs, t, n, g;
+static void spread_pairs(const convolution *c, const int8_t *q, size_t o, int32_t *w) {
+    size_t area = c->area, channels = c->channels / c->groups, step = c->units / c->groups * area * BLOCK, t, n, g;
     for (n = 0; n < channels; n += 2) {
         for (t = 0; t < area; t++) {
             products low = products_of(q + 4 * (n * area + t)), high = {0};
-            int32_t *to = w + (n / 2 * area + t) * outputs + o;
+            int32_t *to = w + (n / 2 * area + t) * BLOCK + o;
             if (n + 1 < channels) high = products_of(q + 4 * ((n + 1) * area + t));
             for (g = 0; g < 8; g++) to[g * step] = pair(low[g], high[g]);
         }
@@ -1272,22 +1470,23 @@ static void spread_pairs(const convolution *c, const int8_t *q, size_t o, size_t
 /* A block of outputs in int8, of quaternions or real numbers. */
 static void outputs_i8(const convolution *c, const int32_t *x, const int32_t *place, size_t first, size_t outputs,
                        int32_t *w, int32_t *y) {
-    size_t sets = c->w.components == 4 ? 8 : 1, set = c->units * c->plane, stride = c->vectors * LANES, o = 0, v, g, k, n;
-    size_t taps = c->units / c->groups * c->area, step = taps * outputs;
+    size_t sets = !IN_BYTES && c->w.components == 4 ? 8 : 1, set = c->units * c->plane, stride = c->vectors * LANES, o = 0, v, g, k, n, vectors;
+    size_t taps = c->units / c->groups * c->area, step = taps * BLOCK;
     const int32_t *bias = (const int32_t *)c->w.bias + first;
     const int8_t *units = (const int8_t *)c->w.values + first * c->w.taps * stored_width(&c->w); /* stored dense */
     walk at = walk_of(c);
 #if LANES == 8
-    for (; sets == 8 && o + 4 <= outputs; o += 4) spread_four_pairs(c, units + 4 * o * c->w.taps, outputs, w + o);
+    for (; sets == 8 && o + 4 <= outputs; o += 4) spread_four_pairs(c, units + 4 * o * c->w.taps, w + o);
 #endif
     for (; o < outputs; o++) {
         const int8_t *q = units + o * c->w.taps * stored_width(&c->w);
-        if (sets == 8) spread_pairs(c, q, o, outputs, w);
-        else for (n = 0; n < taps; n++) w[n * outputs + o] = pair(q[2 * n], q[2 * n + 1]);
+        if (sets == 8) spread_pairs(c, q, o, w);
+        else for (n = 0; n < taps; n++) w[n * BLOCK + o] = pair(q[2 * n], q[2 * n + 1]);
     }
-    for (v = 0; v < c->vectors; v += BLOCK_VECTORS) {
+    for (v = 0; v < c->vectors; v += vectors) {
         int32_t sums[8][BLOCK][BLOCK_VECTORS * LANES];
-        size_t start[BLOCK_VECTORS], vectors = smaller(BLOCK_VECTORS, c->vectors - v);
+        size_t start[BLOCK_VECTORS];
+        vectors = next_share(c->vectors - v, BLOCK_VECTORS);
         for (k = 0; k < vectors; k++) start[k] = next_vector(c, &at);
         for (g = 0; g < sets; g++) {
             block_sums_i8(x + g * set, place, taps, w + g * step, outputs, start, vectors, sums[g][0], BLOCK_VECTORS * LANES);
@@ -1497,7 +1696,10 @@ static int run_conv(const machine *m, const uint32_t *op) {
     for (n = 0; n < c.kernel[0]; n++) {
         for (k = 0; k < c.kernel[1]; k++) {
             size_t tap = n * c.kernel[1] + k;
-            kernel[tap] = (int32_t)(c.gathered ? tap * c.vectors * LANES : place_of(&c, n * c.dilation[0], k * c.dilation[1]));
+            size_t row = n * c.dilation[0];
+            if (c.gathered) row = ((k * c.stride[0] + row % c.stride[0]) * c.rows + row / c.stride[0]) * c.out[1];
+            else row = place_of(&c, row, k * c.dilation[1]);
+            kernel[tap] = (int32_t)row;
         }
     }
     for (n = 0; n < group_units; n++) {
@@ -1511,7 +1713,7 @@ static int run_conv(const machine *m, const uint32_t *op) {
                 padded[place_of(&c, c.padding[0] + n * c.stuffing[0], c.padding[1] + k * c.stuffing[1])] = 1.0f;
             }
         }
-        if (c.gathered) gather_taps(&c, padded, ones);
+        if (c.gathered) gather_columns(&c, padded, ones);
         memset(ones + c.plane, 0, 4 * LANES);
     }
     for (top = 0; top < height; top += c.strip) {
@@ -1543,6 +1745,9 @@ static int run_conv(const machine *m, const uint32_t *op) {
                     if (c.w.starts) stored_taps(&c.w, o, place, stored);
                     if (OF_I8(c.w.pairs)) {
                         const int32_t *w = pairs_of(&c.w, o, (int32_t *)(void *)units);
+#if IN_BYTES
+                        if (c.w.components == 4) without_excess(w, count, (int32_t)op[QRN_CONV_QUANT + QRN_Q_X_ZERO] + 128, bias_i8);
+#endif
                         output_i8(&c, (const int32_t *)(const void *)source, taps, w, count, bias_i8, (int32_t *)(void *)sums);
                     } else {
                         const float *w = floats_of(&c.w, o, units);
@@ -1598,9 +1803,27 @@ KERNEL void quaternion_dot(const float *x, const int32_t *place, const float *w,
             a2 += SPREAD(q2, 0) * p2, b2 += SPREAD(q2, 1) * p2, c2 += SPREAD(q2, 2) * p2, d2 += SPREAD(q2, 3) * p2;
         }
         a += a2, b += b2, c += c2, d += d2;
-        for (size_t lane = 0; lane < LANES; lane++) {
-            r[lane % 4] += a[lane], i[lane % 4] += b[lane], j[lane % 4] += c[lane], k[lane % 4] += d[lane];
+#if LANES == 8
+#define HALVES(v) (HALF(v, 0) + HALF(v, 1))
+#define HALF(v, half) ((v4)_mm256_extractf128_ps((__m256)(v), half))
+        r = HALVES(a), i = HALVES(b), j = HALVES(c), k = HALVES(d);
+#undef HALF
+#undef HALVES
+#else
+        r = (v4)a, i = (v4)b, j = (v4)c, k = (v4)d;
+#endif
+    }
+#endif
+#if LANES > 1
+    if (place) { /* two sums of each kind here too */
+        v4 r2 = {0}, i2 = {0}, j2 = {0}, k2 = {0};
+        for (; n + 2 <= count; n += 2) {
+            const float *u = w + 4 * n;
+            v4 p = load4(x + 4 * (size_t)place[n]), q = load4(x + 4 * (size_t)place[n + 1]);
+            r += u[0] * p, i += u[1] * p, j += u[2] * p, k += u[3] * p;
+            r2 += u[4] * q, i2 += u[5] * q, j2 += u[6] * q, k2 += u[7] * q;
         }
+        r += r2, i += i2, j += j2, k += k2;
     }
 #endif
     for (; n < count; n++) {
@@ -1641,9 +1864,21 @@ static void linear_row(const weights *w, const linear_plan *p, uint8_t *scratch,
     const float *bias = (const float *)w->bias;
     size_t o, m, n;
     if (w->components == 4) {
+        size_t done = 0;
+#if LANES > 1
+        for (; parts == 15 && done + 4 <= channels; done += 4) {
+            const float *from = x + done;
+            v4 r = load4(from), i = load4(from + channels), j = load4(from + 2 * channels), k = load4(from + 3 * channels), q[4];
+            v4 ri = SHUFFLE(vi4, r, i, 0, 4, 1, 5), ri2 = SHUFFLE(vi4, r, i, 2, 6, 3, 7);
+            v4 jk = SHUFFLE(vi4, j, k, 0, 4, 1, 5), jk2 = SHUFFLE(vi4, j, k, 2, 6, 3, 7);
+            q[0] = SHUFFLE(vi4, ri, jk, 0, 1, 4, 5), q[1] = SHUFFLE(vi4, ri, jk, 2, 3, 6, 7);
+            q[2] = SHUFFLE(vi4, ri2, jk2, 0, 1, 4, 5), q[3] = SHUFFLE(vi4, ri2, jk2, 2, 3, 6, 7);
+            memcpy(side_by_side + 4 * done, q, sizeof q);
+        }
+#endif
         for (m = 0; m < 4; m++) {
             int there = (int)(parts >> m & 1);
-            for (n = 0; n < channels; n++) side_by_side[4 * n + m] = there ? x[n] : 0.0f;
+            for (n = done; n < channels; n++) side_by_side[4 * n + m] = there ? x[n] : 0.0f;
             if (there) x += channels;
         }
     }
@@ -1661,6 +1896,38 @@ static void linear_row(const weights *w, const linear_plan *p, uint8_t *scratch,
     }
 }
 
+#if IN_BYTES
+/* Of eight quaternions of weights what a component of w (x) x takes: numbers of each in another order, with signs. */
+INLINE __m256i bytes_for(__m256i w, int32_t order, int32_t signs) {
+    __m256i each = _mm256_add_epi8(_mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c)), _mm256_set1_epi32(order));
+    return _mm256_sign_epi8(_mm256_shuffle_epi8(w, each), _mm256_set1_epi32(signs));
+}
+
+/* The same in int8, eight quaternions at once; x is made of words, its bytes larger than they mean by zero + 128. */
+KERNEL void quaternion_dot_i8(const int32_t *x, const int32_t *place, const int8_t *w, size_t count, int32_t zero, int32_t *y) {
+    __m256i r = _mm256_setzero_si256(), i = r, j = r, k = r, one = _mm256_set1_epi8(1), excess = _mm256_set1_epi32(zero + 128), p, q, v;
+    __m256i r1 = r, i1 = r, j1 = r, k1 = r;
+    size_t n;
+    for (n = 0; n < count; n += 8) {
+        __mmask8 there = (__mmask8)(count - n >= 8 ? 255u : (1u << (count - n)) - 1);
+        q = _mm256_maskz_loadu_epi32(there, w + 4 * n);
+        if (place) p = _mm256_i32gather_epi32(x, _mm256_maskz_loadu_epi32(there, place + n), 4);
+        else p = _mm256_maskz_loadu_epi32(there, x + n);
+#define MULTIPLY(sum, ones, order, signs)                                                       \
+    v = bytes_for(q, order, signs);                                                             \
+    sum = _mm256_dpbusd_epi32(sum, p, v), ones = _mm256_dpbusd_epi32(ones, one, v)
+        MULTIPLY(r, r1, 0x03020100, (int32_t)0xffffff01u);
+        MULTIPLY(i, i1, 0x02030001, (int32_t)0x01ff0101u);
+        MULTIPLY(j, j1, 0x01000302, (int32_t)0xff010101u);
+        MULTIPLY(k, k1, 0x00010203, (int32_t)0x0101ff01u);
+#undef MULTIPLY
+    }
+#define MEANT(sum, ones) _mm256_sub_epi32(sum, _mm256_mullo_epi32(ones, excess))
+    p = _mm256_hadd_epi32(_mm256_hadd_epi32(MEANT(r, r1), MEANT(i, i1)), _mm256_hadd_epi32(MEANT(j, j1), MEANT(k, k1)));
+#undef MEANT
+    _mm_storeu_si128((__m128i *)(void *)y, _mm_add_epi32(_mm256_castsi256_si128(p), _mm256_extracti128_si256(p, 1)));
+}
+#else
 /* The same in int8. Of a quaternion x the four arrangements are made with which a component of w (x) x is a plain sum of
  * products: 16 numbers of 16 bits. */
 static void arrange(int32_t r, int32_t i, int32_t j, int32_t k, int32_t *to) {
@@ -1670,9 +1937,10 @@ static void arrange(int32_t r, int32_t i, int32_t j, int32_t k, int32_t *to) {
     to[6] = pair(k, j), to[7] = pair(-i, r);
 }
 
-KERNEL void quaternion_dot_i8(const int32_t *x, const int32_t *place, const int8_t *w, size_t count, int32_t *y) {
+KERNEL void quaternion_dot_i8(const int32_t *x, const int32_t *place, const int8_t *w, size_t count, int32_t zero, int32_t *y) {
     size_t n;
     int m;
+    (void)zero;
 #if LANES > 1
     enum { PARTS = 8 / LANES };
     typedef int64_t wide __attribute__((vector_size(4 * LANES)));
@@ -1703,6 +1971,7 @@ KERNEL void quaternion_dot_i8(const int32_t *x, const int32_t *place, const int8
     }
 #endif
 }
+#endif
 
 KERNEL int32_t real_dot_i8(const int32_t *x, const int32_t *place, const int8_t *w, size_t count) {
     int32_t total = 0;
@@ -1711,7 +1980,7 @@ KERNEL int32_t real_dot_i8(const int32_t *x, const int32_t *place, const int8_t 
     if (!place) {
         vi sum = {0};
         int32_t lanes[LANES];
-        for (; n + LANES <= count; n += LANES) sum += dot_pairs(load_i(x + n), widened_pairs(w + 2 * n));
+        for (; n + LANES <= count; n += LANES) sum = add_pairs(sum, load_i(x + n), widened_pairs(w + 2 * n));
         store_i(lanes, sum);
         for (size_t lane = 0; lane < LANES; lane++) total += lanes[lane];
     }
@@ -1729,6 +1998,9 @@ static void linear_row_i8(const weights *w, const linear_plan *p, uint8_t *scrat
     const int32_t *bias = (const int32_t *)w->bias;
     size_t o, m, n;
     if (w->components == 4) {
+#if IN_BYTES
+        quaternion_words(x, channels, parts, zero, channels, pairs);
+#else
         const int8_t *part[4];
         for (m = 0; m < 4; m++) {
             part[m] = parts >> m & 1 ? x : NULL;
@@ -1739,6 +2011,7 @@ static void linear_row_i8(const weights *w, const linear_plan *p, uint8_t *scrat
             for (m = 0; m < 4; m++) q[m] = part[m] ? part[m][n] - zero : 0;
             arrange(q[0], q[1], q[2], q[3], pairs + 8 * n);
         }
+#endif
     } else {
         for (n = 0; n < channels; n += 2) pairs[n / 2] = pair(x[n] - zero, n + 1 < channels ? x[n + 1] - zero : 0);
     }
@@ -1746,7 +2019,7 @@ static void linear_row_i8(const weights *w, const linear_plan *p, uint8_t *scrat
         const int8_t *q = (const int8_t *)w->values + first_unit(w, o) * stored_width(w);
         int32_t sum[4];
         if (w->starts) stored_taps(w, o, NULL, place);
-        if (w->components == 4) quaternion_dot_i8(pairs, w->starts ? place : NULL, q, unit_count(w, o), sum);
+        if (w->components == 4) quaternion_dot_i8(pairs, w->starts ? place : NULL, q, unit_count(w, o), zero, sum);
         else sum[0] = real_dot_i8(pairs, w->starts ? place : NULL, q, unit_count(w, o));
         for (m = 0; m < w->components; m++) {
             sum[m] += bias[m * w->outputs + o];
@@ -2132,7 +2405,7 @@ static int bounded(const bounds *k, uint32_t address, uint64_t count, int bits) 
 }
 
 COLD static int weights_fit(const bounds *k, const uint32_t *words, int pairs, uint64_t outputs, uint64_t taps) {
-    uint64_t components = words[QRN_W_COMPONENTS], units, size, o;
+    uint64_t components = words[QRN_W_COMPONENTS], units, size, numbers, o;
     weights w;
     if (components != 1 && components != 4) return 0;
     if (words[QRN_W_OUTPUTS] != outputs || words[QRN_W_TAPS] != taps || outputs > LIMIT || taps > LIMIT) return 0;
@@ -2165,7 +2438,12 @@ COLD static int weights_fit(const bounds *k, const uint32_t *words, int pairs, u
         }
         units = w.starts[outputs];
     }
-    return in_blob(k, words[QRN_W_VALUES], times(units, components == 4 ? 4 : pairs ? 2 : 1), size);
+    numbers = times(units, components == 4 ? 4 : pairs ? 2 : 1);
+    if (!in_blob(k, words[QRN_W_VALUES], numbers, size)) return 0;
+    for (o = 0; pairs && o < numbers; o++) {
+        if (k->blob[words[QRN_W_VALUES] - QRN_IN_BLOB + o] == 128) return 0; /* -128, which could not be negated */
+    }
+    return 1;
 }
 
 COLD static int finishing_fits(const bounds *k, uint32_t activation, uint32_t x_dtype, uint32_t y_dtype, const uint32_t *quant,

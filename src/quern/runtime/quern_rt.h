@@ -77,7 +77,7 @@ enum {
     QRN_W_DTYPE = 1,
     QRN_W_OUTPUTS = 2,
     QRN_W_TAPS = 3,
-    QRN_W_VALUES = 4,
+    QRN_W_VALUES = 4,     /* in int8 products from -127 to 127 */
     QRN_W_STARTS = 5,
     QRN_W_GAPS = 6,
     QRN_W_GAP_STARTS = 7,
