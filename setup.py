@@ -2,8 +2,8 @@
 
 Each is built several times from the same source: for any processor of this kind, for those with AVX2, for the
 registers of AVX-512, and where bytes are multiplied for its products of them; ``quern._native`` takes what the
-processor has. What cannot be built is left out. Without a
-compiler that is all of them: training is slower then, and quern says so when a packed network is to be run.
+processor has. What cannot be built is left out. Without a compiler that is all of them: training is slower then, and
+quern says so when a packed network is to be run.
 """
 
 from setuptools import Extension, setup

@@ -2,7 +2,15 @@
 
 from collections.abc import Iterable
 
-__all__ = ["CompactionError", "DataError", "DeadNetworkWarning", "ExportError", "FileError", "FoldingError"]
+__all__ = [
+    "CompactionError",
+    "ConversionError",
+    "DataError",
+    "DeadNetworkWarning",
+    "ExportError",
+    "FileError",
+    "FoldingError",
+]
 __all__ += ["InputError", "LastPathWarning", "NoRuleError", "NotFiniteWarning", "QuernError", "QuernWarning"]
 __all__ += ["NoRuntimeError", "PackedError", "RecordError", "Stopped", "TraceError", "TrainingError", "instead_of"]
 __all__ += ["words_of"]
@@ -55,6 +63,10 @@ class NoRuleError(CompactionError):
             f"there is no rule for {name}: with keep_unknown=True, plan and compact keep all channels that it takes."
         )
         self.name = name
+
+
+class ConversionError(QuernError, ValueError):
+    """A network of torch cannot become one of quaternions."""
 
 
 class DataError(QuernError):

@@ -132,11 +132,7 @@ def test_every_layer_that_cannot_be_converted_is_named() -> None:
     )
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         quern.quaternionize(network)
-    said = str(caught.value)
-    assert "1 (no quaternion form of GroupNorm is known)" in said
-    assert "2.0 (out_channels is 6" in said
-    assert "4 (in_features is 54" in said
-    assert "keep=" in said
+    assert "multiples of 4): 2.0, 4" in str(caught.value)
     with pytest.raises(ValueError, match="keep names head"):
         quern.quaternionize(network, keep=["head"])
     with pytest.raises(ValueError, match="the module"):

@@ -212,10 +212,8 @@ def test_what_is_not_a_number_is_not_zero() -> None:
     ("operation", "name"),
     [
         (lambda x: torch.fft.fft(x).real, "fft_fft"),
-        (lambda x: x.softmax(1), "softmax"),
         (lambda x: nn.functional.normalize(x), "normalize"),
-        (nn.Softmax(1), "op (Softmax)"),
-        (nn.LayerNorm(16), "op (LayerNorm)"),
+        (nn.LogSoftmax(1), "op (LogSoftmax)"),
     ],
 )
 def test_an_operation_without_a_rule_is_noted_and_keeps_what_is_before_it(operation: Any, name: str) -> None:
@@ -231,6 +229,22 @@ def test_an_operation_without_a_rule_is_noted_and_keeps_what_is_before_it(operat
     gone, notes = removed(model.double(), torch.randn(2, 4, dtype=F64))
     assert not gone["one"].any()  # all channels that it takes are kept
     assert any(note.startswith(name) for note in notes)
+
+
+@pytest.mark.parametrize("operation", [lambda x: x.softmax(1), nn.Softmax(1), nn.LayerNorm(16), nn.GroupNorm(2, 16)])
+def test_an_operation_that_needs_all_channels_keeps_what_is_before_it_without_a_note(operation: Any) -> None:
+    layers = {"op": operation} if isinstance(operation, nn.Module) else {}
+    model = Wired(
+        lambda m, x: m.last((m.op if layers else operation)(m.one(x))),
+        one=qnn.QLinear(4, 16),
+        last=qnn.QLinear(16, 4),
+        **layers,
+    )
+    kill(layer(model, "one"), rows=(1,))
+    kill(layer(model, "last"), columns=(0, 1, 2))
+    gone, notes = removed(model.double(), torch.randn(2, 4, dtype=F64))
+    assert not gone["one"].any()
+    assert not notes
 
 
 def test_a_forward_that_cannot_be_traced_leaves_the_layers_own_zeros() -> None:

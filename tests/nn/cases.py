@@ -136,6 +136,23 @@ def real_layer_norm(layer: Any, x: Tensor) -> Tensor:
     return like(oracle.channels_joined(y, -1), x)
 
 
+def real_group_norm(layer: Any, x: Tensor) -> Tensor:
+    q = oracle.channels_apart(array(x), 1)
+    y = np.empty_like(q)
+    size = q.shape[2] // layer.num_groups
+    for sample in range(q.shape[1]):
+        for group in range(layer.num_groups):
+            part = (slice(None), sample, slice(group * size, group * size + size))
+            h = q[part] - q[part].reshape(4, -1).mean(1).reshape(4, *[1] * (q.ndim - 2))
+            y[part] = h / np.sqrt((h**2).sum(0).mean() + layer.eps)
+    shape = (-1, *[1] * (q.ndim - 3))
+    if layer.weight is not None:
+        y = y * array(layer.weight).reshape(shape)
+    if layer.bias is not None:
+        y = y + array(layer.bias).reshape(4, 1, *shape)
+    return like(oracle.channels_joined(y, 1), x)
+
+
 def real_max_pool(layer: Any, x: Tensor) -> Tensor:
     """Non-overlapping or overlapping windows without padding, by loops."""
     q = oracle.channels_apart(array(x), 1)
@@ -224,6 +241,53 @@ def real_attention(layer: Any, query: Tensor, key: Tensor, value: Tensor) -> Any
         heads.append(np.einsum("nts,pnsc->pntc", attention, v[..., part]))
     joined = like(oracle.channels_joined(np.concatenate(heads, -1), -1), query)
     return real_linear(layer.out_proj, joined), like(np.mean(weights, 0), query)
+
+
+def real_feed_forward(layer: Any, x: Tensor) -> Tensor:
+    return real_linear(layer.linear2, like(np.tanh(array(real_linear(layer.linear1, x))), x))
+
+
+def real_encoder_layer(layer: Any, x: Tensor) -> Tensor:
+    """Without dropout, with tanh between the linear layers."""
+    if layer.norm_first:
+        y = real_layer_norm(layer.norm1, x)
+        x = x + real_attention(layer.self_attn, y, y, y)[0]
+        return x + real_feed_forward(layer, real_layer_norm(layer.norm2, x))
+    x = real_layer_norm(layer.norm1, x + real_attention(layer.self_attn, x, x, x)[0])
+    return real_layer_norm(layer.norm2, x + real_feed_forward(layer, x))
+
+
+def real_decoder_layer(layer: Any, x: Tensor, memory: Tensor) -> Tensor:
+    if layer.norm_first:
+        y = real_layer_norm(layer.norm1, x)
+        x = x + real_attention(layer.self_attn, y, y, y)[0]
+        x = x + real_attention(layer.multihead_attn, real_layer_norm(layer.norm2, x), memory, memory)[0]
+        return x + real_feed_forward(layer, real_layer_norm(layer.norm3, x))
+    x = real_layer_norm(layer.norm1, x + real_attention(layer.self_attn, x, x, x)[0])
+    x = real_layer_norm(layer.norm2, x + real_attention(layer.multihead_attn, x, memory, memory)[0])
+    return real_layer_norm(layer.norm3, x + real_feed_forward(layer, x))
+
+
+def real_stack(layer: Any, x: Tensor, *memory: Tensor) -> Tensor:
+    one = real_decoder_layer if memory else real_encoder_layer
+    for part in layer.layers:
+        x = one(part, x, *memory)
+    return x if layer.norm is None else real_layer_norm(layer.norm, x)
+
+
+def transformer_stack(
+    stack: Callable[..., nn.Module], layer: Callable[..., nn.Module], norm: bool
+) -> Callable[..., nn.Module]:
+    def build(**factory: Any) -> nn.Module:
+        one = layer(8, 2, 12, dropout=0.0, activation=torch.tanh, batch_first=True, **factory)
+        return stack(one, 2, qnn.QLayerNorm(8, **factory) if norm else None)
+
+    return build
+
+
+def transformer_case(name: str, layer: Callable[..., nn.Module], shapes: Any, real: Any, **options: Any) -> Case:
+    options = {"dropout": 0.0, "activation": torch.tanh, "batch_first": True, **options}
+    return case(name, layer, (8, 2, 12), shapes, real, **options)
 
 
 def case(name: str, layer: Callable[..., nn.Module], arguments: tuple, shape: Any, real: Any, **options: Any) -> Case:
@@ -321,5 +385,26 @@ CASES = [
         kdim=12,
         vdim=4,
         bias=False,
+    ),
+    case("group_norm", qnn.QGroupNorm, (2, 16), (3, 16, 2, 2), real_group_norm),
+    case("group_norm_one", qnn.QGroupNorm, (1, 8), (3, 8, 5), real_group_norm),
+    case("group_norm_plain", qnn.QGroupNorm, (3, 12), (2, 12, 3), real_group_norm, affine=False),
+    transformer_case("encoder_layer", qnn.QTransformerEncoderLayer, (2, 3, 8), real_encoder_layer),
+    transformer_case("encoder_first", qnn.QTransformerEncoderLayer, (2, 3, 8), real_encoder_layer, norm_first=True),
+    transformer_case("decoder_layer", qnn.QTransformerDecoderLayer, [(2, 3, 8), (2, 2, 8)], real_decoder_layer),
+    transformer_case(
+        "decoder_first", qnn.QTransformerDecoderLayer, [(2, 3, 8), (2, 2, 8)], real_decoder_layer, norm_first=True
+    ),
+    Case(
+        "encoder",
+        transformer_stack(qnn.QTransformerEncoder, qnn.QTransformerEncoderLayer, norm=True),
+        ((2, 3, 8),),
+        real_stack,
+    ),
+    Case(
+        "decoder",
+        transformer_stack(qnn.QTransformerDecoder, qnn.QTransformerDecoderLayer, norm=False),
+        ((2, 3, 8), (2, 2, 8)),
+        real_stack,
     ),
 ]

@@ -16,13 +16,23 @@ from torch import Tensor
 from quern import algebra
 from quern.algebra import UNITS
 from quern.functional import depthwise, products, winograd
-from quern.functional.norms import batch_norm, layer_norm, whiten
+from quern.functional.channels import (
+    channel_shuffle,
+    chunk,
+    pixel_shuffle,
+    pixel_unshuffle,
+    reshape,
+    slice_channels,
+    split_channels,
+)
+from quern.functional.norms import batch_norm, group_norm, layer_norm, whiten
 from quern.functional.products import Geometry
 from quern.functional.shapes import axis, check_padding, in_layout_of, same_padding, split, tuple_of, weight_layout
 from quern.functional.weight_cache import WeightCache, cached
 
-__all__ = ["batch_norm", "cat", "conv", "conv_transpose", "dropout", "encode_gray", "encode_rgb", "layer_norm"]
-__all__ += ["linear", "max_pool", "mod_relu", "modulus", "whiten"]
+__all__ = ["batch_norm", "cat", "channel_shuffle", "chunk", "conv", "conv_transpose", "dropout", "encode_gray"]
+__all__ += ["encode_rgb", "group_norm", "layer_norm", "linear", "max_pool", "mod_relu", "modulus", "pixel_shuffle"]
+__all__ += ["pixel_unshuffle", "reshape", "slice_channels", "split_channels", "whiten"]
 
 
 def _full_precision(x: Tensor) -> bool:

@@ -218,3 +218,27 @@ def layer_norm(
     if bias is not None:
         y = y + bias.movedim(0, -2)
     return y.flatten(-2).to(x.dtype)
+
+
+def group_norm(
+    x: Float[Tensor, "batch channels *space"],
+    num_groups: int,
+    weight: Float[Tensor, " n"] | None = None,
+    bias: Float[Tensor, "4 n"] | None = None,
+    eps: float = 1e-5,
+) -> Float[Tensor, "batch channels *space"]:
+    r"""Group normalisation :math:`\gamma (h - \mu) / \sqrt{\sigma^2 + \varepsilon} + \beta` of groups of channels.
+
+    ``x`` is ``(batch, 4*C, *space)``. Each of ``num_groups`` groups of quaternion channels has, in each sample, one
+    mean quaternion :math:`\mu` and one :math:`\sigma^2 = E\,|h - \mu|^2` over its channels and positions.
+    """
+    h = _at_least_single(split(x, 1)).unflatten(2, (num_groups, -1))  # (batch, 4, groups, C/groups, *space)
+    dims = list(range(3, h.dim()))
+    spread, mean = torch.var_mean(h, dims, correction=0, keepdim=True)
+    y = ((h - mean) * torch.rsqrt(spread.sum(1, keepdim=True) + eps)).flatten(2, 3)
+    shape = (-1, *[1] * (x.dim() - 2))
+    if weight is not None:
+        y = y * weight.view(shape)
+    if bias is not None:
+        y = y + bias.view(4, *shape)
+    return in_layout_of(x, y.flatten(1, 2).to(x.dtype))

@@ -102,6 +102,8 @@ class FunctionRules:
             return self._join(title, does.multiplies, known, given, out, varies=bool(numbers), again=adds)
         if does.kind == "cat":
             return self.whole(values, out) if numbers else self._cat(title, target is F.cat, facts, given, out)
+        if does.kind == "whole":
+            return self.whole(values, out)
         if len(values) > 1 or not isinstance(out, Tensor):
             return self.opaque(title, values, out)
         (value,), x = values, args[0] if args else next(iter(kwargs.values()))

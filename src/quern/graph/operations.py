@@ -28,6 +28,7 @@ Kind = Literal[
     "move",  # axes in another order, or axes of size 1
     "index",
     "modulus",
+    "whole",  # takes and gives whole values: all channels that it takes stay
     "size",  # gives a number, not a tensor
 ]
 
@@ -102,6 +103,16 @@ _add((torch.permute, torch.transpose, torch.movedim, torch.swapaxes), "move")
 _add(("permute", "transpose", "movedim", "swapaxes", "t"), "move")
 _add(("unsqueeze", "squeeze", torch.unsqueeze, torch.squeeze), "move")
 _add((operator.getitem,), "index")
+for _function in (F.chunk, F.split_channels, F.slice_channels, F.reshape):
+    _add((_function,), "whole", real=_function)
+for _function in (F.channel_shuffle, F.pixel_shuffle, F.pixel_unshuffle):
+    _add((_function,), "whole", real=_function)
+_add((TF.pixel_shuffle, TF.pixel_unshuffle, TF.channel_shuffle, torch.stack, torch.roll), "whole")
+_add((torch.zeros_like, torch.ones_like), "whole")
+_add((torch.matmul, torch.bmm, operator.matmul, "matmul", "bmm", TF.scaled_dot_product_attention), "whole")
+_add((torch.chunk, torch.split, "chunk", "split", torch.unbind, "unbind", "unflatten", torch.unflatten), "whole")
+_add((TF.local_response_norm,), "whole")
+_add((torch.softmax, TF.softmax, "softmax", torch.log_softmax, TF.log_softmax, "log_softmax"), "whole")
 _add((F.modulus,), "modulus", real=plain.modulus)
 _add((F.encode_gray,), "unknown", real=plain.encode_gray)
 _add((F.encode_rgb,), "unknown", real=plain.encode_rgb)

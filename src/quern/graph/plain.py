@@ -87,6 +87,19 @@ def layer_norm(
     return y.flatten(-2)
 
 
+def group_norm(x: Value, num_groups: int, channels: int, weight: Value | None, bias: Value | None, eps: float) -> Value:
+    """``weight`` and ``bias`` have one number for each of the real ``channels``."""
+    h = x.unflatten(1, (4, num_groups, -1)).flatten(3)
+    centred = h - h.mean(3, keepdim=True)
+    y = centred * torch.rsqrt((centred * centred).mean(3, keepdim=True).sum(1, keepdim=True) + eps)
+    y = y.flatten(1).unflatten(1, (channels, -1))
+    if weight is not None:
+        y = y * weight.unsqueeze(-1)
+    if bias is not None:
+        y = y + bias.unsqueeze(-1)
+    return y.reshape(x.shape)
+
+
 def swap_channel_order(x: Value, space: int, outer: int, inner: int) -> Value:
     """Channels indexed (outer, inner, rest), before ``space`` axes, become (inner, outer, rest)."""
     last = -space - 1

@@ -222,10 +222,28 @@ class Spec:
             raise ExportError(f"{name} ({type(layer).__name__}) has no real form that quern knows.")
         return writer.call(name, lambda: layer, *args, **kwargs)
 
-    def quaternion_form(self, layer: Any, dim: int) -> nn.Module | None:
+    # ------------------------------------------------------------------------------------ its quaternion form
+
+    splits = False  # whether it acts on each real channel alone, and so on quaternions as it is
+    functions: tuple[Any, ...] = ()  # of torch that compute what it does, called with its ``weight``
+
+    def quaternion_form(self, layer: Any) -> nn.Module | None:
         """The quaternion layer of the same real widths, freshly initialised, in place of a layer of torch; None if none
-        is known, ValueError if this one has none. ``dim`` is the axis of the channels, where the layer does not say."""
+        is known, ValueError if this one has none. ``layer`` may be of a subclass that computes the same."""
         return None
+
+    def quaternion_form_along(self, layer: Any, axis: int) -> nn.Module | None:
+        """As :meth:`quaternion_form`, of a layer whose form depends on the axis that carries quaternions."""
+        return None
+
+    def carried(self, layer: Any, value: Any) -> Any:
+        """Which of its results carry quaternions: ``value`` or None for each, in their structure."""
+        return value
+
+    def quaternion_axis(self, layer: Any, axis: int | None, rank: int | None) -> int | None:
+        """Along which axis its output carries quaternions, given that of its input and how many axes that has, where
+        these are known; None if along none. The axis is counted from the front if it is not negative."""
+        return axis if self.components == 1 else -1
 
     # ------------------------------------------------------------------------------------------ for the C runtime
 

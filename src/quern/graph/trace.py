@@ -29,6 +29,8 @@ class Tracer(fx.Tracer):
         self._autowrap_search += [F, qnn]
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if own_spec(m) is None and m.__module__.startswith("quern.nn") and list(m.children()):
+            return False  # put together from layers that are known
         registered = own_spec(m) is not None or m.__module__.startswith("quern.nn")
         return registered or super().is_leaf_module(m, module_qualified_name)
 
@@ -46,14 +48,19 @@ class Tracer(fx.Tracer):
         )
 
 
-def trace(model: nn.Module, concrete: dict[str, Any] | None = None) -> fx.Graph:
-    """The operations of ``model`` in eval mode, with layers and quern's functions whole. ``concrete`` are inputs that
-    are given here, and not followed."""
+def trace(
+    model: nn.Module,
+    concrete: dict[str, Any] | None = None,
+    tracer: Callable[[], Tracer] = Tracer,
+    training: bool = False,
+) -> fx.Graph:
+    """The operations of ``model`` in eval mode, or while ``training``, with layers and quern's functions whole.
+    ``concrete`` are inputs that are given here, and not followed."""
     check_traceable(model)
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    model.train(training)
     try:
-        return Tracer().trace(model, concrete)
+        return tracer().trace(model, concrete)
     except Exception as reason:  # whatever a user's forward does with a stand-in for a tensor
         raise TraceError(f"the network cannot be traced by torch.fx: {_place(reason)} {_cause(reason)}.") from reason
     finally:
@@ -81,7 +88,9 @@ def mapped(inputs: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> tuple
     return tuple(map_aggregate(inputs, lambda a: change(a) if isinstance(a, Tensor) else a))
 
 
-def traced(model: nn.Module, count: int | None = None) -> tuple[nn.Module, fx.Graph, list[str]]:
+def traced(
+    model: nn.Module, count: int | None = None, tracer: Callable[[], Tracer] = Tracer, training: bool = False
+) -> tuple[nn.Module, fx.Graph, list[str]]:
     """``model``, or a Sequential around it if it is a single layer; its operations for calls with its first ``count``
     inputs, by default those that it must be given; and notes."""
     parameters = list(inspect.signature(model.forward).parameters.values())
@@ -92,7 +101,7 @@ def traced(model: nn.Module, count: int | None = None) -> tuple[nn.Module, fx.Gr
         takes = f"{least}" if least == most else f"{least} to {most}"
         several = "" if count > 1 else ": give several as one tuple, (x, y)"
         raise InputError(f"the example has {count} inputs, but the network takes {takes}{several}.")
-    if Tracer().is_leaf_module(model, ""):
+    if tracer().is_leaf_module(model, ""):
         check_traceable(model)
         graph = fx.Graph()
         args = tuple(graph.placeholder(f"input_{n}") for n in range(count))
@@ -103,12 +112,13 @@ def traced(model: nn.Module, count: int | None = None) -> tuple[nn.Module, fx.Gr
     rest = {p.name: p.default for p in parameters[count:] if p.default is not p.empty}
     numbers = [name for name, default in rest.items() if type(default) in (int, float)]
     if not numbers:
-        return model, trace(model, rest or None), []
+        return model, trace(model, rest or None, tracer, training), []
     try:
-        return model, trace(model, {name: rest[name] for name in rest if name not in numbers} or None), []
+        fixed = {name: rest[name] for name in rest if name not in numbers}
+        return model, trace(model, fixed or None, tracer, training), []
     except TraceError:  # the number decides what the network does
         notes = [f"{name} is taken to be {rest[name]} in every call, because it cannot be followed" for name in numbers]
-        return model, trace(model, rest), notes
+        return model, trace(model, rest, tracer, training), notes
 
 
 def check_module(model: nn.Module) -> None:

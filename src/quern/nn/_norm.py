@@ -191,3 +191,51 @@ class QLayerNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+
+
+class QGroupNorm(nn.Module):
+    r"""Quaternion group normalisation of ``(batch, 4*C, *space)``.
+
+    As :class:`QBatchNorm2d`, with mean and variance over one sample's positions and one group of its quaternion
+    channels, of which ``num_groups`` groups are made. ``num_channels`` counts real channels; ``weight (C,)`` is
+    :math:`\gamma`, ``bias (4, C)`` is :math:`\beta`.
+    """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        n = quaternions(num_channels, "num_channels")
+        if num_groups < 1 or n % num_groups:
+            raise ValueError(
+                f"num_groups={num_groups} must divide the {n} quaternion channels of num_channels={num_channels}."
+            )
+        self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
+        for name, shape in (("weight", (n,)), ("bias", (4, n))):
+            own = nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) if affine else None
+            self.register_parameter(name, own)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, input: Float[Tensor, "batch channels *space"]) -> Float[Tensor, "batch channels *space"]:
+        if input.dim() < 2 or input.shape[1] != self.num_channels:
+            wanted, shape = self.num_channels, tuple(input.shape)
+            raise ValueError(f"axis 1 of the input must have size {wanted}, but its shape is {shape}.")
+        return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"

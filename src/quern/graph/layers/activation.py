@@ -18,7 +18,7 @@ class PReLU(PerChannel):
 
     size = "num_parameters"
 
-    packs = True
+    packs = splits = True
 
     def flow(self, reader: FunctionRules, call: Call, value: Value, x: Tensor) -> Value:
         if call.layer.num_parameters == 1:
@@ -35,6 +35,9 @@ class PReLU(PerChannel):
 
 class ModReLU(PerChannel):
     """A bias for the modulus of each quaternion."""
+
+    def quaternion_axis(self, layer: Any, axis: int | None, rank: int | None) -> int | None:
+        return layer.dim
 
     def axis(self, layer: Any, x: Tensor) -> int:
         return layer.dim % x.dim()
@@ -60,7 +63,7 @@ class ModReLU(PerChannel):
 class Activation(Apart):
     """``kind`` is its name in the C runtime, ``numbers`` the layer's that it takes, by name or as they are."""
 
-    packs = True
+    packs = splits = True
 
     def __init__(self, kind: str, *numbers: str | float) -> None:
         self.kind, self.numbers = kind, numbers
@@ -75,6 +78,14 @@ class Gelu(Activation):
         return gelu(packer, input, layer.approximate)
 
 
+class Unpacked(Apart):
+    """One that the C runtime does not have."""
+
+    splits = True
+
+
+for _kind in (nn.Hardshrink, nn.Softshrink, nn.Threshold, nn.RReLU):
+    register(_kind, Unpacked())
 register(nn.ReLU, Activation("RELU"))
 register(nn.ReLU6, Activation("CLAMP", 0.0, 6.0))
 register(nn.LeakyReLU, Activation("LEAKY_RELU", "negative_slope"))

@@ -2,12 +2,13 @@
 
 import math
 import operator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as TF
-from torch import Tensor
+from torch import Tensor, nn
 
 from quern import nn as qnn
 from quern.errors import ExportError
@@ -15,8 +16,8 @@ from quern.graph import plain
 from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules, values_of
 from quern.graph.layer_plan import LayerPlan
-from quern.graph.layers.bases import nonzero
-from quern.graph.spec import Call, Select, Spec, Writer, register, take
+from quern.graph.layers.bases import Whole, nonzero
+from quern.graph.spec import Call, Select, Spec, Writer, register, spec_of, take
 
 
 def _edges(weight: Tensor) -> Tensor:
@@ -30,6 +31,9 @@ class Attention(Spec):
 
     def shifts(self, layer: Any) -> tuple[str, ...]:
         return ("bias_k", "bias_v")
+
+    def carried(self, layer: Any, value: Any) -> Any:
+        return value, None
 
     def follow(self, reader: FunctionRules, call: Call) -> Any:
         """Whole heads go: within one, the scale of the scores depends on its width."""
@@ -153,4 +157,75 @@ class Attention(Spec):
         return output, weights.mean(1) if average_attn_weights else weights
 
 
+class RealAttention(Whole):
+    """Heads of real channels."""
+
+    def quaternion_axis(self, layer: Any, axis: int | None, rank: int | None) -> int | None:
+        return None
+
+    def quaternion_form(self, layer: Any) -> nn.Module | None:
+        like = layer.out_proj.weight
+        return qnn.QMultiheadAttention(
+            layer.embed_dim,
+            layer.num_heads,
+            layer.dropout,
+            layer.in_proj_bias is not None,
+            layer.bias_k is not None,
+            layer.add_zero_attn,
+            layer.kdim,
+            layer.vdim,
+            layer.batch_first,
+            device=like.device,
+            dtype=like.dtype,
+        )
+
+
+class RealTransformerLayer(RealAttention):
+    """``quaternion`` is put together from layers that are known."""
+
+    def __init__(self, quaternion: Callable[..., nn.Module]) -> None:
+        self.quaternion = quaternion
+
+    def quaternion_form(self, layer: Any) -> nn.Module | None:
+        attention, feed = layer.self_attn, layer.linear1
+        return self.quaternion(
+            attention.embed_dim,
+            attention.num_heads,
+            feed.out_features,
+            layer.dropout.p,
+            layer.activation,
+            layer.norm1.eps,
+            attention.batch_first,
+            layer.norm_first,
+            feed.bias is not None,
+            device=feed.weight.device,
+            dtype=feed.weight.dtype,
+        )
+
+
+class RealTransformer(RealAttention):
+    """Some of its layers one after another, all of one kind."""
+
+    def __init__(self, quaternion: Callable[..., nn.Module]) -> None:
+        self.quaternion = quaternion
+
+    def quaternion_form(self, layer: Any) -> nn.Module | None:
+        first = layer.layers[0]
+        one = spec_of(first).quaternion_form(first)
+        if one is None:
+            raise ValueError(f"its layers are of the kind {type(first).__name__}, of which no quaternion form is known")
+        norm = None if layer.norm is None else spec_of(layer.norm).quaternion_form(layer.norm)
+        stack = self.quaternion(one, layer.num_layers, norm)
+        for part in stack.modules():
+            reset: Any = getattr(part, "reset_parameters", None)
+            if reset is not None:
+                reset()  # copies would start alike
+        return stack
+
+
+register(nn.MultiheadAttention, RealAttention())
+register(nn.TransformerEncoderLayer, RealTransformerLayer(qnn.QTransformerEncoderLayer))
+register(nn.TransformerDecoderLayer, RealTransformerLayer(qnn.QTransformerDecoderLayer))
+register(nn.TransformerEncoder, RealTransformer(qnn.QTransformerEncoder))
+register(nn.TransformerDecoder, RealTransformer(qnn.QTransformerDecoder))
 register(qnn.QMultiheadAttention, Attention())

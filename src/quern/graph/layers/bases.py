@@ -39,6 +39,13 @@ def image_parts(channels: int) -> str:
     return {1: "r", 3: "ijk"}.get(channels, UNITS)
 
 
+class Whole(Spec):
+    """A real layer that mixes channels in a way that no plan narrows: all that it takes stay."""
+
+    def follow(self, reader: FunctionRules, call: Call) -> Any:
+        return reader.whole(call.values, call.out)
+
+
 class OneToOne(Spec):
     """A layer that makes one tensor of one: :meth:`flow` says how."""
 

@@ -134,16 +134,30 @@ class Convolution(Linear):
         ones = TF.pad(ones, beyond) if beyond else ones
         return y + writer.call(writer.beside(name, "constant"), build_constant, ones, **more)
 
-    def quaternion_form(self, layer: Any, dim: int) -> nn.Module | None:
+    functions = (torch.conv1d, torch.conv2d, torch.conv3d)
+    functions += (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+
+    def quaternion_axis(self, layer: Any, axis: int | None, rank: int | None) -> int | None:
+        own = -len(layer.kernel_size) - 1
+        if self.components == 4:
+            return own
+        return None if axis is None or rank is None or axis % rank == rank + own else axis
+
+    def quaternion_form(self, layer: Any) -> nn.Module | None:
+        """Where the groups are not of whole quaternions, as in a depthwise convolution, as many as there can be."""
         if self.components == 4:
             return None
+        sizes = (layer.in_channels, layer.out_channels)
         names = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
         options = {name: getattr(layer, name) for name in names} | {"bias": layer.bias is not None} | factory(layer)
+        if layer.groups > 1:
+            options["groups"] = math.gcd(layer.groups, *(size // 4 for size in sizes)) or 1
         if layer.transposed:
             options["output_padding"] = layer.output_padding
         else:
             options["input_parts"] = image_parts(layer.in_channels)
-        return _QUATERNION[_REAL.index(type(layer))](layer.in_channels, layer.out_channels, **options)
+        kind = next(_REAL.index(kind) for kind in type(layer).__mro__ if kind in _REAL)
+        return _QUATERNION[kind](*sizes, **options)
 
     # ---------------------------------------------------------------------------------------------------- packing
 

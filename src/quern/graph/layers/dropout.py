@@ -1,6 +1,5 @@
 """Layers that hand on what they get, when not training."""
 
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -12,7 +11,7 @@ from quern.graph.spec import Writer, register
 
 
 class Identity(Apart):
-    passes = packs = True
+    passes = packs = splits = True
 
     def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed) -> Packed:
         return input
@@ -25,9 +24,14 @@ class Dropout(Identity):
     def keeps_constants(self, layer: Any) -> bool:
         return False  # while training it does not
 
-    def quaternion_form(self, layer: Any, dim: int) -> nn.Module | None:
-        forms = {nn.Dropout: partial(qnn.QDropout, dim=dim), nn.Dropout2d: qnn.QDropout2d}
-        return forms[type(layer)](layer.p, layer.inplace) if type(layer) in forms else None
+    def quaternion_form(self, layer: Any) -> nn.Module | None:
+        return qnn.QDropout2d(layer.p, layer.inplace) if type(layer) is nn.Dropout2d else None
+
+    def quaternion_form_along(self, layer: Any, axis: int) -> nn.Module | None:
+        return qnn.QDropout(layer.p, layer.inplace, dim=axis) if type(layer) is nn.Dropout else None
+
+    def quaternion_axis(self, layer: Any, axis: int | None, rank: int | None) -> int | None:
+        return axis
 
 
 register(nn.Identity, Identity())

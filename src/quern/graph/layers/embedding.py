@@ -3,13 +3,15 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as TF
 from torch import Tensor, nn
 
 from quern import nn as qnn
+from quern.errors import ExportError
 from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules
 from quern.graph.layer_plan import LayerPlan
-from quern.graph.layers.bases import nonzero
+from quern.graph.layers.bases import factory, nonzero
 from quern.graph.packing import Packed, Packer
 from quern.graph.spec import Call, Select, Spec, Writer, register, take
 
@@ -65,4 +67,25 @@ class Embedding(Spec):
         return packer.embed(name, input, self.table(layer))
 
 
+class RealEmbedding(Spec):
+    functions = (TF.embedding,)
+
+    def quaternion_axis(self, layer: Any, axis: int | None, rank: int | None) -> int | None:
+        return None
+
+    def quaternion_form(self, layer: Any) -> nn.Module | None:
+        if layer.sparse:
+            raise ValueError("an Embedding with sparse gradients has no quaternion form")
+        names = ("num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")
+        return qnn.QEmbedding(*(getattr(layer, name) for name in names), **factory(layer))
+
+    packs = True
+
+    def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed) -> Packed:
+        if layer.max_norm is not None:
+            raise ExportError("a table of real numbers whose rows are shortened is not in the runtime.")
+        return packer.embed(name, input, layer.weight)
+
+
 register(qnn.QEmbedding, Embedding())
+register(nn.Embedding, RealEmbedding())

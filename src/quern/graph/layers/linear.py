@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as TF
 from torch import Tensor, nn
 
 from quern import nn as qnn
@@ -217,7 +218,14 @@ class Linear(OneToOne):
 
         return writer.call(name, build, input)
 
-    def quaternion_form(self, layer: Any, dim: int) -> nn.Module | None:
+    functions = (TF.linear,)
+
+    def quaternion_axis(self, layer: Any, axis: int | None, rank: int | None) -> int | None:
+        if self.components == 4:
+            return -1
+        return None if axis is None or axis == -1 or rank is None or axis == rank - 1 else axis
+
+    def quaternion_form(self, layer: Any) -> nn.Module | None:
         if self.components == 4:
             return None
         sizes, parts = (layer.in_features, layer.out_features), image_parts(layer.in_features)

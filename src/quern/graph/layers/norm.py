@@ -12,9 +12,9 @@ from quern.errors import ExportError
 from quern.graph import plain
 from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules
-from quern.graph.layers.bases import OneToOne, PerChannel, factory, nonzero, real_layer
-from quern.graph.packing import Packed, Packer
-from quern.graph.spec import Affine, Call, Spec, Writer, register
+from quern.graph.layers.bases import OneToOne, PerChannel, Whole, factory, nonzero, real_layer
+from quern.graph.packing import Packed, Packer, reshape
+from quern.graph.spec import Affine, Call, Writer, register
 
 
 class BatchNorm(PerChannel):
@@ -74,7 +74,12 @@ class BatchNorm(PerChannel):
 
         return writer.call(name, build, input)
 
-    def quaternion_form(self, layer: Any, dim: int) -> nn.Module | None:
+    functions = (TF.batch_norm, torch.batch_norm)
+
+    def quaternion_axis(self, layer: Any, axis: int | None, rank: int | None) -> int | None:
+        return axis if self.components == 1 else 1
+
+    def quaternion_form(self, layer: Any) -> nn.Module | None:
         if self.components == 4:
             return None
         options = (layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
@@ -123,48 +128,106 @@ class LayerNorm(OneToOne):
         return ("bias",)
 
     def flow(self, reader: FunctionRules, call: Call, value: Value, x: Tensor) -> Value:
+        return self._normalised(reader, call, value, x, -1)
+
+    def _normalised(self, reader: FunctionRules, call: Call, value: Value, x: Tensor, axis: int) -> Value:
         layer, facts = call.layer, reader.facts
-        value = facts.followed(value, x, -1, 4)
+        value = facts.followed(value, x, axis, 4)
         facts.whole(value)
         assert value.ids is not None
         n = len(value.live)
         live = torch.ones(n, dtype=torch.bool)
         if layer.weight is not None and layer.weight.dim() == 1:
             live = nonzero(layer.weight)
-        return facts.value(call.out, value.ids, -1, 4, live, call.name, value.heard.any().expand(n))
+        return facts.value(call.out, value.ids, axis, 4, live, call.name, value.heard.any().expand(n))
 
     def to_real(self, writer: Writer, name: str, layer: Any, input: Any) -> Any:
         weight, bias = writer.tensor(f"{name}.weight", layer.weight), writer.tensor(f"{name}.bias", layer.bias)
         return plain.layer_norm(input, layer.normalized_shape, weight, bias, layer.eps)
 
 
-class RealLayerNorm(Spec):
-    """Nothing is known of what becomes of its channels."""
+class RealLayerNorm(Whole):
+    """All channels enter its statistics."""
 
     packs = True
 
     def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed) -> Packed:
         dims = tuple(range(input.view.dim() - len(layer.normalized_shape), input.view.dim()))
-        share = 1 / math.prod(layer.normalized_shape)
-        mean = packer.unary("AFFINE", packer.reduce("SUM", input, dims, True), share)
-        centred = packer.binary("SUB", input, mean)
-        spread = packer.reduce("SUM", packer.binary("MUL", centred, centred), dims, True)
-        y = packer.binary("MUL", centred, packer.unary("RSQRT", packer.unary("AFFINE", spread, share, layer.eps)))
+        y = _standardised(packer, input, dims, layer.eps)
         if layer.weight is not None:
             y = packer.binary("MUL", y, packer.constant(layer.weight))
         return y if layer.bias is None else packer.binary("ADD", y, packer.constant(layer.bias))
 
-    def quaternion_form(self, layer: Any, dim: int) -> nn.Module | None:
+    functions = (TF.layer_norm, torch.layer_norm)
+
+    def quaternion_form(self, layer: Any) -> nn.Module | None:
         if len(layer.normalized_shape) > 1:
             raise ValueError("a LayerNorm over several axes does not say which carries the quaternions")
         shift = getattr(layer, "bias", None) is not None
         return qnn.QLayerNorm(layer.normalized_shape, layer.eps, layer.elementwise_affine, shift, **factory(layer))
 
 
+class GroupNorm(LayerNorm):
+    """All channels of a group enter its statistics, so all stay; those with γ = 0 are constant afterwards."""
+
+    def quaternion_axis(self, layer: Any, axis: int | None, rank: int | None) -> int | None:
+        return 1
+
+    def flow(self, reader: FunctionRules, call: Call, value: Value, x: Tensor) -> Value:
+        return self._normalised(reader, call, value, x, 1)
+
+    def to_real(self, writer: Writer, name: str, layer: Any, input: Any) -> Any:
+        weight = None if layer.weight is None else layer.weight.repeat(4)
+        bias = None if layer.bias is None else layer.bias.flatten()
+        own = (writer.tensor(f"{name}.weight", weight), writer.tensor(f"{name}.bias", bias))
+        return plain.group_norm(input, layer.num_groups, layer.num_channels, *own, layer.eps)
+
+
+class RealGroupNorm(Whole):
+    """All channels of a group enter its statistics."""
+
+    functions = (TF.group_norm, torch.group_norm)
+
+    def quaternion_form(self, layer: Any) -> nn.Module | None:
+        groups = math.gcd(layer.num_groups, layer.num_channels // 4)
+        return qnn.QGroupNorm(groups, layer.num_channels, layer.eps, layer.affine, **factory(layer))
+
+    packs = True
+
+    def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed) -> Packed:
+        groups = input.moved(lambda t: t.unflatten(1, (layer.num_groups, -1)))
+        y = reshape(packer, _standardised(packer, groups, tuple(range(2, groups.view.dim())), layer.eps), out.shape)
+        shape = (-1, *[1] * (input.view.dim() - 2))
+        if layer.weight is not None:
+            y = packer.binary("MUL", y, packer.constant(layer.weight.view(shape)))
+        return y if layer.bias is None else packer.binary("ADD", y, packer.constant(layer.bias.view(shape)))
+
+
+class InstanceNorm(Whole):
+    """A group normalisation with a group for each channel."""
+
+    def quaternion_form(self, layer: Any) -> nn.Module | None:
+        if layer.track_running_stats:
+            raise ValueError("an InstanceNorm with running statistics has no quaternion form")
+        sizes = (layer.num_features // 4, layer.num_features)
+        return qnn.QGroupNorm(*sizes, layer.eps, layer.affine, **factory(layer))
+
+
+def _standardised(packer: Packer, input: Packed, dims: tuple[int, ...], eps: float) -> Packed:
+    share = 1 / math.prod(input.view.shape[n] for n in dims)
+    mean = packer.unary("AFFINE", packer.reduce("SUM", input, dims, True), share)
+    centred = packer.binary("SUB", input, mean)
+    spread = packer.reduce("SUM", packer.binary("MUL", centred, centred), dims, True)
+    return packer.binary("MUL", centred, packer.unary("RSQRT", packer.unary("AFFINE", spread, share, eps)))
+
+
 _REAL = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 for _n in (1, 2, 3):
     register(_REAL[_n - 1], BatchNorm(1, _n))
     register(getattr(qnn, f"QBatchNorm{_n}d"), BatchNorm(4, _n))
+    register(getattr(nn, f"InstanceNorm{_n}d"), InstanceNorm())
 register(qnn.QWhiteningBatchNorm2d, WhiteningBatchNorm())
 register(qnn.QLayerNorm, LayerNorm())
 register(nn.LayerNorm, RealLayerNorm())
+register(qnn.QGroupNorm, GroupNorm())
+register(nn.GroupNorm, RealGroupNorm())

@@ -9,13 +9,15 @@ from quern.errors import ExportError
 from quern.graph import packing, plain
 from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules
-from quern.graph.layers.bases import OneToOne
+from quern.graph.layers.bases import OneToOne, Whole
 from quern.graph.packing import Packed, Packer
 from quern.graph.spec import Call, Writer, register
 
 
 class Pool(OneToOne):
     """``space`` has the numbers of axes behind the channels that it may have."""
+
+    splits = True
 
     def __init__(self, *space: int) -> None:
         self.space = space
@@ -88,10 +90,31 @@ class AdaptiveAveragePool(Pool):
         return input.mean(tuple(range(-space, 0)), keepdim=True)
 
 
+class Padding(Whole):
+    """Borders around an image; what they do to constants nobody asks."""
+
+    splits = packs = True
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+
+    def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed) -> Packed:
+        return packing.pad(packer, input, layer.padding, self.mode, getattr(layer, "value", 0.0))
+
+
+class Rest(Whole):
+    """What acts on each channel alone, or keeps them in their places; no more is known."""
+
+    splits = True
+
+
 class QuaternionPool(MaxPool):
     """By the modulus of whole quaternions."""
 
     components = 4
+
+    def quaternion_axis(self, layer: Any, axis: int | None, rank: int | None) -> int | None:
+        return 1
 
     def flow(self, reader: FunctionRules, call: Call, value: Value, x: Tensor) -> Value:
         return super().flow(reader, call, value, x) if value.parts == 4 else reader.whole([value], call.out)
@@ -108,4 +131,10 @@ for _n in (1, 2, 3):
     register(getattr(nn, f"AvgPool{_n}d"), AveragePool(_n))
     register(getattr(nn, f"AdaptiveAvgPool{_n}d"), AdaptiveAveragePool(_n))
     register(getattr(qnn, f"QMaxPool{_n}d"), QuaternionPool(_n))
-register(nn.Upsample, Upsample(1, 2, 3))
+    for _name, _mode in (("Zero", "constant"), ("Constant", "constant"), ("Reflection", "reflect")):
+        register(getattr(nn, f"{_name}Pad{_n}d"), Padding(_mode))
+    register(getattr(nn, f"ReplicationPad{_n}d"), Padding("replicate"))
+    register(getattr(nn, f"LPPool{_n}d"), Rest())
+register(nn.Softmax, Rest())
+for _kind in (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d):
+    register(_kind, Upsample(1, 2, 3))

@@ -16,6 +16,9 @@ from quern.graph.spec import Call, Writer, register
 class Modulus(OneToOne):
     components = 4
 
+    def quaternion_axis(self, layer: Any, axis: int | None, rank: int | None) -> int | None:
+        return None
+
     def flow(self, reader: FunctionRules, call: Call, value: Value, x: Tensor) -> Value:
         return reader.modulus(call.title, value, x, call.out, call.layer.dim)
 
@@ -24,6 +27,8 @@ class Modulus(OneToOne):
 
 
 class Flatten(OneToOne):
+    splits = True
+
     def flow(self, reader: FunctionRules, call: Call, value: Value, x: Tensor) -> Value:
         return reader.flatten(call.title, value, x, call.out, call.layer.start_dim, call.layer.end_dim)
 

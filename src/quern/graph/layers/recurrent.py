@@ -12,7 +12,7 @@ from quern.errors import ExportError
 from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules, option, unknown, values_of
 from quern.graph.layer_plan import LayerPlan
-from quern.graph.layers.bases import nonzero
+from quern.graph.layers.bases import Whole, factory, nonzero
 from quern.graph.packing import Packed, Packer, cat, reshape
 from quern.graph.spec import Call, Select, Spec, Work, Writer, add_parameter, both, register, take
 
@@ -41,6 +41,9 @@ class Recurrent(Spec):
 
     def neurons(self, layer: Any) -> int:
         return layer.num_layers * (2 if layer.bidirectional else 1) * layer.hidden_size // 4
+
+    def carried(self, layer: Any, value: Any) -> Any:
+        return value, (value, value) if self.real is nn.LSTM else value
 
     # ------------------------------------------------------------------------------------------------- flow
 
@@ -222,6 +225,26 @@ class Recurrent(Spec):
         return [(layer.get_parameter(name), steps, 4) for name in self.weights(layer)]
 
 
+class RealRecurrent(Whole):
+    """``quaternion`` is the layer of the same name."""
+
+    def __init__(self, quaternion: Callable[..., nn.Module], *options: str) -> None:
+        self.quaternion, self.options = quaternion, options
+
+    def quaternion_axis(self, layer: Any, axis: int | None, rank: int | None) -> int | None:
+        return None
+
+    def quaternion_form(self, layer: Any) -> nn.Module | None:
+        if layer.proj_size:
+            raise ValueError("a recurrent layer with proj_size has no quaternion form")
+        names = ("num_layers", "bias", "batch_first", "dropout", "bidirectional", *self.options)
+        options = {name: getattr(layer, name) for name in names} | factory(layer)
+        return self.quaternion(layer.input_size, layer.hidden_size, **options)
+
+
+register(nn.RNN, RealRecurrent(qnn.QRNN, "nonlinearity"))
+register(nn.LSTM, RealRecurrent(qnn.QLSTM))
+register(nn.GRU, RealRecurrent(qnn.QGRU))
 register(qnn.QRNN, Recurrent(0, nn.RNN, "nonlinearity"))
 register(qnn.QLSTM, Recurrent(2, nn.LSTM))
 register(qnn.QGRU, Recurrent(2, nn.GRU))
