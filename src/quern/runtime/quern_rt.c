@@ -1181,15 +1181,24 @@ static void add_constant(const convolution *c, const float *ones, const int32_t 
     }
 }
 
+/* All bits of a lane where there is a 1, none where there is 0. */
+INLINE vi set_where_one(const float *p) {
+#if LANES > 1
+    return (vi)(load(p) != (vf){0});
+#else
+    return *p != 0.0f ? -1 : 0;
+#endif
+}
+
 static void add_constant_i8(const convolution *c, const float *ones, const int32_t *place, const int32_t *numbers, int32_t *y) {
-    size_t m, v, k, lane;
+    size_t m, v, k;
     for (m = 0; m < 4; m++, numbers += c->area) {
         walk at = walk_of(c);
-        for (v = 0; v < c->vectors; v++) {
+        for (v = 0; v < c->vectors; v++, y += LANES) {
             size_t start = next_vector(c, &at);
-            for (lane = 0; lane < LANES; lane++, y++) {
-                for (k = 0; k < c->area; k++) *y += ones[(size_t)place[k] + start + lane] != 0.0f ? numbers[k] : 0;
-            }
+            vi sum = load_i(y);
+            for (k = 0; k < c->area; k++) sum += splat_i(numbers[k]) & set_where_one(ones + place[k] + start);
+            store_i(y, sum);
         }
     }
 }
