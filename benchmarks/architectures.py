@@ -76,6 +76,7 @@ ARCHITECTURES = [
     _a("SqueezeNet 1.1", "squeezenet", "squeezenet_v1_1", 224),
     _a("SqueezeNext-23 (w1)", "squeezenext", "sqnxt23_w1", 224),
     _a("MobileNet (w0.25)", "mobilenet", "mobilenet_wd4", 224),
+    _a("MobileNetV2 (w0.25)", "mobilenetv2", "mobilenetv2_wd4", 224),
     _a("MobileNetV2", "mobilenetv2", "mobilenetv2_w1", 224),
     _a("MobileNetV3 small", "mobilenetv3", "mobilenetv3_small_w1", 224),
     _a("ShuffleNet (g=1)", "shufflenet", "shufflenet_g1_w1", 224),
