@@ -132,7 +132,14 @@ def test_the_examples_in_the_documents_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("README.md", "docs/start.md", "docs/compaction.md", "docs/compress.md", "docs/runtime.md"):
+    for name in (
+        "README.md",
+        "docs/start.md",
+        "docs/convert.md",
+        "docs/compaction.md",
+        "docs/compress.md",
+        "docs/runtime.md",
+    ):
         for block in python_blocks(name):
             exec(compile(block, name, "exec"), {})
     printed = capsys.readouterr().out

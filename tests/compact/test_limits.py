@@ -93,13 +93,10 @@ def in_a_dict(x: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("operation", "name"),
     [
-        (nn.GroupNorm(2, 12), "op (GroupNorm)"),
-        (nn.LSTM(12, 12), "op (LSTM)"),
-        (nn.Softmax(-1), "op (Softmax)"),
+        (nn.LogSoftmax(-1), "op (LogSoftmax)"),
         (lambda x: torch.fft.fft(x).real, "fft_fft (fft_fft)"),
         (lambda x: doubled(x), "doubled (doubled)"),
         (lambda x: in_a_dict(x)["x"], "in_a_dict (in_a_dict)"),
-        (lambda x: x.chunk(3, 1)[0].repeat(1, 3), "chunk (chunk)"),
         (lambda x: x * x.norm().item(), "norm (norm)"),
         (lambda x: x.clamp(-1, 1), "clamp (clamp)"),
         (lambda x: F.linear(x, torch.ones(4, 3, 3, dtype=F64)), "linear (linear)"),
@@ -111,7 +108,6 @@ def test_an_operation_without_a_rule_is_named_or_kept_whole(operation: Any, name
     def wiring(m: Any, x: Tensor) -> Tensor:
         y = m.a(x)
         y = m.op(y) if module is operation else operation(y)
-        y = y[0] if isinstance(operation, nn.LSTM) else y
         return m.c(m.b(y))
 
     layers = {"a": qnn.QLinear(8, 12), "op": module, "b": qnn.QLinear(12, 12), "c": qnn.QLinear(12, 4)}

@@ -111,7 +111,7 @@ _add((TF.pixel_shuffle, TF.pixel_unshuffle, TF.channel_shuffle, torch.stack, tor
 _add((torch.zeros_like, torch.ones_like), "whole")
 _add((torch.matmul, torch.bmm, operator.matmul, "matmul", "bmm", TF.scaled_dot_product_attention), "whole")
 _add((torch.chunk, torch.split, "chunk", "split", torch.unbind, "unbind", "unflatten", torch.unflatten), "whole")
-_add((TF.local_response_norm,), "whole")
+_add((TF.local_response_norm, "expand_as"), "whole")
 _add((torch.softmax, TF.softmax, "softmax", torch.log_softmax, TF.log_softmax, "log_softmax"), "whole")
 _add((F.modulus,), "modulus", real=plain.modulus)
 _add((F.encode_gray,), "unknown", real=plain.encode_gray)

@@ -207,7 +207,7 @@ class _Walk(fx.Interpreter):
         given: Any = map_arg((node.args, node.kwargs), self.packed.__getitem__)
         args, kwargs = given
         if node.op == "placeholder":
-            return next(self.inputs)
+            return next(self.inputs) if _holds(out, Tensor) else out  # an input that a call may leave out
         if node.op == "output":
             return args[0]
         if node.op == "get_attr":
@@ -227,6 +227,8 @@ class _Walk(fx.Interpreter):
             return reshape(builder, args[0], out.shape)
         if node.target in _LIKE:
             return _made_up(builder, out)
+        if node.target == "expand_as":
+            return args[0].moved(lambda t: t.expand(out.shape))
         if node.target is getattr and args[1] in ("mT", "T"):
             return args[0].moved(lambda t: getattr(t, args[1]))
         function = _function(node.target, out)
