@@ -85,7 +85,7 @@ def with_unknown(one: Drawn, rng: random.Random) -> Drawn:
     kinds = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.GELU, nn.Softplus, nn.PReLU, qnn.QModReLU)
     for name in [name for name, layer in one.model.named_modules() if isinstance(layer, kinds)]:
         if rng.random() < 0.4:
-            unknown = rng.choice([nn.Softmax(1), nn.LocalResponseNorm(3), nn.ChannelShuffle(2), nn.Softshrink(0.1)])
+            unknown = rng.choice([nn.LogSoftmax(1), nn.LocalResponseNorm(3), nn.ChannelShuffle(2), nn.Softshrink(0.1)])
             one.model.set_submodule(name, unknown)
     return one
 
