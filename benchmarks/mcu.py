@@ -12,6 +12,7 @@ and looked at after each run. ``--json`` keeps the rows; docs/runtime.md has the
 import argparse
 import json
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -123,8 +124,8 @@ def main() -> None:
         return
     source = commit()
     if not DEMO.exists():
-        command = ["quern", "compress", "--max-params", "1000", "--threads", "1", "--out", str(DEMO.parents[1])]
-        subprocess.run(command, check=True)
+        compress = [sys.executable, "-m", "quern", "compress", "--max-params", "1000", "--threads", "1"]
+        subprocess.run([*compress, "--out", str(DEMO.parents[1])], check=True)
     rows = []
     for what, path, dataset in NETWORKS:
         if dataset != "digits" and not data.cache_file(dataset).exists():

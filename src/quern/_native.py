@@ -9,7 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-BUILDS = ("_any", "_avx2", "_avx512", "_vnni")  # from slow to fast; the last is of no use to all of them
+BUILDS = (
+    "_any",
+    "_avx2",
+    "_avx512",
+    "_vnni",
+)  # from slow to fast; the last for products of bytes, the runtime's
 
 
 def library_path(package: str, build: str = BUILDS[0]) -> Path | None:
