@@ -63,7 +63,6 @@ class Case:
 
 def cases() -> list[Case]:
     mnist, cifar = models.mnist_qcnn, models.cifar_qcnn
-    by_cost = "CIFAR-10, R_Q by cost (cifar10-rq-cost"
     return [
         Case("digits, dense", models.digits_qcnn(), ("digits", (1, 8, 8)), 3.0),
         Case("MNIST, dense", mnist(), MNIST, 1.8),
@@ -74,8 +73,7 @@ def cases() -> list[Case]:
         Case("CIFAR-10, dense", cifar(), CIFAR, 1.6),
         Case("CIFAR-10, 20 %", sparse(cifar(), 0.2), CIFAR, 4.0),
         Case("CIFAR-10, R_Q (cifar10-rq)", trained("cifar10-rq"), CIFAR, None, cifar),
-        Case(f"{by_cost})", trained("cifar10-rq-cost"), CIFAR, None, cifar, 4.0),
-        Case(f"{by_cost}120)", trained("cifar10-rq-cost120"), CIFAR, None, cifar, 4.0),
+        Case("CIFAR-10, R_Q by cost (cifar10-rq-cost)", trained("cifar10-rq-cost"), CIFAR, None, cifar, 4.0),
         Case("CIFAR-10, compacted (cifar10-43)", trained("cifar10-43"), CIFAR, 2.0, cifar),
         Case("CIFAR-10, compacted (cifar10-60k)", trained("cifar10-60k"), CIFAR, None, cifar),
         *(Case(f"CIFAR-10 at {100 * share:.0f} %", sparse(cifar(), share), CIFAR) for share in SHARES),
