@@ -42,14 +42,14 @@ def main(
 ) -> None:
     """The command line of a benchmark: print its rows, and keep them in a record.
 
-    One in named parts can be run a part at a time: the record's rows of other parts stay as they are.
+    One in named parts can be run a part at a time: the record's rows of other parts stay, each with the commit at which
+    it was measured.
     """
-    parts = measure if isinstance(measure, Mapping) else {}
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", help="also write the rows to this file")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     parser.add_argument("--repeats", type=int, default=repeats)
-    if parts:
-        parser.add_argument("--part", choices=list(parts), help="only these rows")
+    if isinstance(measure, Mapping):
+        parser.add_argument("--part", choices=list(measure), help="only these rows")
     options = parser.parse_args()
     torch.set_num_threads(2)
     print(host())
@@ -57,14 +57,23 @@ def main(
     repeats = max(7, options.repeats)
     if isinstance(measure, Mapping):
         wanted = [options.part] if options.part else list(measure)
-        kept = json.loads(Path(options.json).read_text())["rows"] if options.part and options.json else []
-        fresh = {name: [{"part": name, **row} for row in measure[name](repeats)] for name in wanted}
+        kept = rows_in_parts(options.json) if options.json and options.part else []
+        fresh = {name: [{"part": name, "commit": source, **row} for row in measure[name](repeats)] for name in wanted}
         rows = [row for name in measure for row in fresh.get(name, [row for row in kept if row["part"] == name])]
     else:
         rows = measure(repeats)
     if options.json:
         record = {"host": host(), "commit": source, "seed": 0, "repeats": repeats, "rows": rows}
-        write_text(Path(options.json), json.dumps(record, indent=1) + "\n")
+        write_text(options.json, json.dumps(record, indent=1) + "\n")
+
+
+def rows_in_parts(path: Path) -> Rows:
+    """The rows of a record that say which part they are of; none if there is no record yet."""
+    rows: Rows = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
+    kept = [row for row in rows if "part" in row]
+    if len(kept) < len(rows):
+        print(f"{path}: {len(rows) - len(kept)} rows that do not say which part they are of are left out.")
+    return kept
 
 
 def host() -> dict[str, object]:

@@ -1,6 +1,6 @@
 """What targeted training costs: penalties, the proximal optimizer and the training loop, each against going without.
 
-    python benchmarks/training.py [--json FILE] [--repeats N]
+    python benchmarks/training.py [--part NAME] [--json FILE] [--repeats N]
 
 Every ratio is quern over baseline, timed interleaved in this one run; 1 is no cost at all.
 """
@@ -47,10 +47,10 @@ def penalty_costs(name: str, norm: str, penalty: Penalty, repeats: int) -> tuple
     return without, ours
 
 
-def optimizer_costs(penalty: Penalty, repeats: int) -> tuple[float, float]:
-    """Seconds of a step of torch's Adam and of ProximalAdam on the CIFAR-10 network."""
+def optimizer_costs(name: str, penalty: Penalty, repeats: int) -> tuple[float, float]:
+    """Seconds of a step of torch's Adam and of ProximalAdam."""
     torch.set_num_threads(2)
-    build, shape, _ = NETWORKS["CIFAR-10"]
+    build, shape, _ = NETWORKS[name]
     steps = {}
     for which in ("torch", "quern"):
         torch.manual_seed(0)
@@ -100,42 +100,47 @@ def fit_loop(images: data.ImageSet, batch: int, folder: Path) -> Callable[[], No
     return run
 
 
-def measure(repeats: int) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+Rows = list[dict[str, Any]]
 
-    def add(label: str, target: float, seconds: tuple[float, float]) -> None:
-        without, ours = (1e3 * s for s in seconds)
-        row = {
-            "what": label,
-            "unit": "ms",
-            "baseline": without,
-            "quern": ours,
-            "ratio": ours / without,
-            "target": target,
-        }
-        rows.append(row)
-        missed = "" if row["ratio"] <= target else "MISSED"
-        print(
-            f"{label:58s} {without:9.2f} {ours:9.2f} ms  {row['ratio']:6.3f}x   at most {target:.2f}x {missed}",
-            flush=True,
-        )
 
-    print(f"{'':58s} {'without':>9s} {'quern':>9s}")
+def row(label: str, target: float, seconds: tuple[float, float]) -> dict[str, Any]:
+    """A row of the record, printed."""
+    without, ours = (1e3 * s for s in seconds)
+    ratio = ours / without
+    missed = "" if ratio <= target else "MISSED"
+    print(f"{label:58s} {without:9.2f} {ours:9.2f} ms  {ratio:6.3f}x   at most {target:.2f}x {missed}", flush=True)
+    return {"what": label, "unit": "ms", "baseline": without, "quern": ours, "ratio": ratio, "target": target}
+
+
+def penalties(repeats: int) -> Rows:
+    rows = []
     for name in NETWORKS:
-        add(f"{name} training step with R_Q", 1.05, penalty_costs(name, "none", RQ(1e-3), repeats))
-        add(f"{name} training step with L1(BN)", 1.05, penalty_costs(name, "after_conv", GammaL1(1e-3), repeats))
-    for penalty in (RQ(1.0), RQL(1.0)):
-        # Which allocations land on fresh pages is a matter of luck that lasts as long as the process: take several.
-        pairs = in_fresh_processes(optimizer_costs, penalty, 10 * repeats)
-        middle = sorted(pairs, key=lambda seconds: seconds[1] / seconds[0])[len(pairs) // 2]
-        add(f"CIFAR-10 step of ProximalAdam with {penalty} alone", 1.2, middle)
+        for norm, penalty, shown in (("none", RQ(1e-3), "R_Q"), ("after_conv", GammaL1(1e-3), "L1(BN)")):
+            seconds = penalty_costs(name, norm, penalty, repeats)
+            rows.append(row(f"{name} training step with {shown}", 1.05, seconds))
+    return rows
+
+
+def optimizer(repeats: int) -> Rows:
+    rows = []
+    for name in NETWORKS:
+        for penalty in (RQ(1.0), RQL(1.0)):
+            # Which allocations land on fresh pages is a matter of luck that lasts as long as the process: take several.
+            pairs = in_fresh_processes(optimizer_costs, name, penalty, 10 * repeats)
+            middle = sorted(pairs, key=lambda seconds: seconds[1] / seconds[0])[len(pairs) // 2]
+            rows.append(row(f"{name} step of ProximalAdam with {penalty} alone", 1.2, middle))
+    return rows
+
+
+def loop(_: int) -> Rows:
     images = data.mnist()
     with tempfile.TemporaryDirectory() as folder:
         epochs = {"bare": bare_loop(images, 400), "fit": fit_loop(images, 400, Path(folder))}
         without, ours = medians(epochs, 3).values()
-        add("MNIST, 3 epochs by fit against a bare loop, batch 400", 1.1, (without, ours))
-    return rows
+    return [row("MNIST, 3 epochs by fit against a bare loop, batch 400", 1.05, (without, ours))]
 
+
+PARTS = {"penalties": penalties, "optimizer": optimizer, "loop": loop}
 
 if __name__ == "__main__":
-    main(__doc__, measure, repeats=15)
+    main(__doc__, PARTS, repeats=15)

@@ -1,9 +1,12 @@
 """The networks: sizes as in the paper, twins of equal size, layouts, and that they can learn."""
 
 import shutil
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from quern import functional as F
@@ -20,6 +23,8 @@ BUILDERS = {
     models.digits_cnn: (1, 8, 8),
     models.qresnet20: (3, 32, 32),
     models.resnet20: (3, 32, 32),
+    models.small_qcnn: (3, 32, 32),
+    models.small_cnn: (3, 32, 32),
 }
 every_builder = pytest.mark.parametrize(("build", "shape"), BUILDERS.items(), ids=lambda b: getattr(b, "__name__", ""))
 
@@ -40,6 +45,7 @@ def test_parameter_counts_of_the_paper() -> None:
         (models.cifar_qcnn, models.cifar_cnn),
         (models.digits_qcnn, models.digits_cnn),
         (models.qresnet20, models.resnet20),
+        (models.small_qcnn, models.small_cnn),
     ],
 )
 def test_twins_have_as_many_parameters(ours, twin) -> None:
@@ -115,6 +121,32 @@ def test_unknown_norm() -> None:
 def test_custom_sizes() -> None:
     assert models.mnist_qcnn(widths=(8, 16), classes=3)(torch.randn(2, 1, 28, 28)).shape == (2, 3)
     assert models.qresnet20(widths=(8, 8, 16))(torch.randn(2, 3, 16, 20)).shape == (2, 10)
+
+
+@given(
+    build=st.sampled_from([models.small_qcnn, models.small_cnn]),
+    width=st.integers(4, 20),
+    depth=st.integers(1, 3),
+    channels=st.sampled_from([1, 3]),
+    more=st.tuples(st.integers(0, 5), st.integers(0, 5)),
+)
+def test_small_networks_take_images_of_any_size(build, width: int, depth: int, channels: int, more: Any) -> None:
+    network = build(width, depth, classes=3, channels=channels).eval()
+    assert network(torch.randn(2, channels, 2**depth + more[0], 2**depth + more[1])).shape == (2, 3)
+    widest = [layer.out_channels for layer in network.modules() if isinstance(layer, qnn.QConv2d | nn.Conv2d)]
+    assert len([layer for layer in network if isinstance(layer, nn.MaxPool2d)]) == depth
+    assert widest == sorted(widest)
+    assert abs(widest[-1] - width * (3 + depth) / 4) <= 2
+
+
+def test_small_networks_of_no_size() -> None:
+    for width, depth in ((3, 1), (8, 0)):
+        with pytest.raises(
+            ValueError, match=rf"^width is {width} and depth {depth}, but they must be at least 4 and 1\.$"
+        ):
+            models.small_qcnn(width, depth)
+    with pytest.raises(ValueError, match=r"^channels is 2, but it must be 3 \(RGB\) or 1 \(gray\)\.$"):
+        models.small_qcnn(channels=2)
 
 
 @pytest.mark.parametrize("norm", ["none", "after_conv"])

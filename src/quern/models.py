@@ -1,4 +1,5 @@
-"""The paper's networks, a small one for 8x8 digits and a residual one: plain functions that return ``nn.Module``.
+"""The paper's networks, one for 8x8 digits, and residual ones for images of any size: plain functions that return
+``nn.Module``.
 
 Each takes raw images (the first layer knows their components), ends in real class scores, and has a real-valued twin of
 about the same number of parameters. Networks come in the channels_last layout, the faster one on CPUs; values are the
@@ -190,50 +191,97 @@ class Residual(nn.Module):
         return torch.relu(self.body(input) + self.shortcut(input))
 
 
-def _residual_stages(
-    widths: Sequence[int], conv: type[qnn.QConv2d] | type[nn.Conv2d], norm: type[nn.Module]
-) -> list[nn.Module]:
-    layers: list[nn.Module] = []
-    before = widths[0]
+Conv = type[qnn.QConv2d] | type[nn.Conv2d]
+
+
+def _normed(conv: nn.Module, width: int) -> list[nn.Module]:
+    """A convolution without bias, and the normalisation of its kind."""
+    return [conv, qnn.QBatchNorm2d(width) if isinstance(conv, qnn.QConv2d) else nn.BatchNorm2d(width)]
+
+
+def _stem(conv: Conv, channels: int, width: int) -> list[nn.Module]:
+    """The first convolution; one of quaternions takes RGB or gray images."""
+    if conv is nn.Conv2d:
+        return [*_normed(nn.Conv2d(channels, width, 3, padding=1, bias=False), width), nn.ReLU()]
+    parts = {1: "r", 3: "ijk"}.get(channels)
+    if parts is None:
+        raise ValueError(f"channels is {channels}, but it must be 3 (RGB) or 1 (gray).")
+    first = qnn.QConv2d(channels, width, 3, padding=1, bias=False, input_parts=parts)
+    return [*_normed(first, width), nn.ReLU()]
+
+
+def _block(conv: Conv, before: int, width: int, stride: int = 1) -> Residual:
+    first, second = conv(before, width, 3, stride, 1, bias=False), conv(width, width, 3, 1, 1, bias=False)
+    body = nn.Sequential(*_normed(first, width), nn.ReLU(), *_normed(second, width))
+    if stride == 1 and before == width:
+        return Residual(body, nn.Identity())
+    return Residual(body, nn.Sequential(*_normed(conv(before, width, 1, stride, bias=False), width)))
+
+
+def _resnet20(conv: Conv, channels: int, widths: Sequence[int]) -> list[nn.Module]:
+    layers, before = _stem(conv, channels, widths[0]), widths[0]
     for stage, width in enumerate(widths):
         for block in range(3):
-            stride = 2 if stage > 0 and block == 0 else 1
-            body = nn.Sequential(
-                conv(before, width, 3, stride, 1, bias=False),
-                norm(width),
-                nn.ReLU(),
-                conv(width, width, 3, 1, 1, bias=False),
-                norm(width),
-            )
-            same = stride == 1 and before == width
-            shortcut = nn.Identity() if same else nn.Sequential(conv(before, width, 1, stride, bias=False), norm(width))
-            layers.append(Residual(body, shortcut))
+            layers.append(_block(conv, before, width, 2 if stage > 0 and block == 0 else 1))
             before = width
-    return layers
+    return [*layers, nn.AdaptiveAvgPool2d(1)]
+
+
+def _small(conv: Conv, channels: int, widths: Sequence[int]) -> list[nn.Module]:
+    layers, before = _stem(conv, channels, widths[0]), widths[0]
+    for width in widths:
+        layers.append(nn.MaxPool2d(2))
+        if width != before:
+            layers += [*_normed(conv(before, width, 3, 1, 1, bias=False), width), nn.ReLU()]
+        layers.append(_block(conv, width, width))
+        before = width
+    return [*layers, nn.AdaptiveAvgPool2d(1)]
+
+
+def _widths(width: int, depth: int, multiple: int) -> list[int]:
+    """A quarter of ``width`` more at each of ``depth`` stages, rounded to multiples."""
+    if depth < 1 or width < multiple:
+        raise ValueError(f"width is {width} and depth {depth}, but they must be at least {multiple} and 1.")
+    return [multiple * round(width * (1 + stage / 4) / multiple) for stage in range(depth)]
 
 
 @_builder
 def qresnet20(widths: Sequence[int] = (16, 32, 64), classes: int = 10, channels: int = 3) -> nn.Sequential:
     """A residual network of 20 layers for images ``(batch, channels, height, width)`` of any size, RGB or gray, with
     quaternion batch normalisation and global average pooling, to ``classes`` moduli."""
-    parts = {1: "r", 3: "ijk"}.get(channels)
-    if parts is None:
-        raise ValueError(f"channels is {channels}, but it must be 3 (RGB) or 1 (gray).")
-    stem = [qnn.QConv2d(channels, widths[0], 3, padding=1, bias=False, input_parts=parts), qnn.QBatchNorm2d(widths[0])]
-    blocks = _residual_stages(widths, qnn.QConv2d, qnn.QBatchNorm2d)
-    return _finish(*stem, nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), *_quaternion_head(widths[-1], classes))
+    return _finish(*_resnet20(qnn.QConv2d, channels, widths), *_quaternion_head(widths[-1], classes))
 
 
 @_builder
 def resnet20(widths: Sequence[int] = (8, 16, 32), classes: int = 10, channels: int = 3) -> nn.Sequential:
     """The real-valued twin of :func:`qresnet20`."""
-    stem = [nn.Conv2d(channels, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0])]
-    blocks = _residual_stages(widths, nn.Conv2d, nn.BatchNorm2d)
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes)]
-    return _finish(*stem, nn.ReLU(), *blocks, *head)
+    return _finish(*_resnet20(nn.Conv2d, channels, widths), nn.Flatten(), nn.Linear(widths[-1], classes))
+
+
+@_builder
+def small_qcnn(width: int = 32, depth: int = 2, classes: int = 10, channels: int = 3) -> nn.Sequential:
+    """A network for small devices: images ``(batch, channels, height, width)``, RGB or gray, of any size from
+    ``2 ** depth`` pixels on, to ``classes`` moduli; 15,686 parameters.
+
+    A convolution to ``width`` channels, then ``depth`` stages, each of a max-pooling, a convolution where the channels
+    become more (by a quarter of ``width`` a stage) and a residual block of two; quaternion batch normalisation behind
+    every convolution; global average pooling.
+    """
+    widths = _widths(width, depth, 4)
+    return _finish(*_small(qnn.QConv2d, channels, widths), *_quaternion_head(widths[-1], classes))
+
+
+@_builder
+def small_cnn(width: int = 16, depth: int = 2, classes: int = 10, channels: int = 3) -> nn.Sequential:
+    """The real-valued twin of :func:`small_qcnn`."""
+    widths = _widths(width, depth, 1)
+    return _finish(*_small(nn.Conv2d, channels, widths), nn.Flatten(), nn.Linear(widths[-1], classes))
 
 
 BUILDERS: dict[str, Callable[..., nn.Sequential]] = {
     builder.__name__: builder
-    for builder in (mnist_qcnn, cifar_qcnn, digits_qcnn, qresnet20, mnist_cnn, cifar_cnn, digits_cnn, resnet20)
+    for builder in (
+        *(mnist_qcnn, cifar_qcnn, digits_qcnn, qresnet20, small_qcnn),
+        *(mnist_cnn, cifar_cnn, digits_cnn, resnet20, small_cnn),
+    )
 }

@@ -12,7 +12,7 @@ from quern.compact import compact
 from quern.export import accuracy, to_int8, to_onnx, to_pt2, to_real
 
 SHAPES = {"mnist": (1, 28, 28), "cifar": (3, 32, 32), "digits": (1, 8, 8), "qresnet20": (3, 32, 32)}
-SHAPES["resnet20"] = SHAPES["qresnet20"]
+SHAPES["resnet20"] = SHAPES["small"] = SHAPES["qresnet20"]
 
 
 @torch.no_grad()

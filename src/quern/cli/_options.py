@@ -20,8 +20,8 @@ PENALTIES: dict[str, tuple[str, dict[str, bool]]] = {
     "gamma": ("GammaL1", {}),
     "gamma-beta": ("GammaL1", {"with_beta": True}),
 }
-MODELS = ("mnist_qcnn", "cifar_qcnn", "digits_qcnn", "qresnet20")
-REAL_MODELS = ("mnist_cnn", "cifar_cnn", "digits_cnn", "resnet20")
+MODELS = ("mnist_qcnn", "cifar_qcnn", "digits_qcnn", "qresnet20", "small_qcnn")
+REAL_MODELS = ("mnist_cnn", "cifar_cnn", "digits_cnn", "resnet20", "small_cnn")
 NormName = Literal["none", "after_conv", "after_activation"]
 NORM_HELP = "Batch normalisation: none, after_conv or after_activation."
 

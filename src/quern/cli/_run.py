@@ -1,5 +1,6 @@
 """What ``quern train`` and ``quern compress`` set up alike: images, network, penalty, watchers."""
 
+import inspect
 import shlex
 import sys
 from collections.abc import Mapping
@@ -126,11 +127,12 @@ def build_network(config: Request, images: "ImageSet") -> "nn.Module":
     name = model_name(config, images)
     if name not in models.BUILDERS:
         raise TrainingError(f"there is no network {name}: {instead_of(name, models.BUILDERS)}")
+    build = models.BUILDERS[name]
     options = {**config["options"], "classes": len(images.classes)}
-    if name in ("qresnet20", "resnet20"):
+    if "channels" in inspect.signature(build).parameters:
         options["channels"] = images.shape[0]
     try:
-        network = models.BUILDERS[name](**options)
+        network = build(**options)
     except (TypeError, ValueError) as reason:
         raise TrainingError(str(reason)) from reason
     check_takes(network, images, name)

@@ -6,6 +6,7 @@ normalisation and pooling that axis is 1, for linear maps the last; operations t
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -75,9 +76,33 @@ def linear(
     return F.linear(x, real, None if bias is None else bias.flatten())
 
 
+@dataclass(frozen=True)
+class _BlockCall:
+    """A convolution in the block form, and for which inputs and options it was chosen. Choosing takes longer than a
+    small convolution."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    options: tuple[Any, ...]
+    weight: Tensor
+    geometry: Geometry
+    layout: torch.memory_format | None
+
+    def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        x = x if self.layout is None else x.to(memory_format=self.layout)
+        return self.geometry.apply(x, self.weight, None if bias is None else bias.flatten(), 1)
+
+
 def _convolve(
-    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, input_parts: str, cache: WeightCache | None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    input_parts: str,
+    cache: WeightCache | None,
+    options: tuple[Any, ...] | None = None,
 ) -> Tensor:
+    """``options`` are those of a call that may be remembered."""
     space = weight.dim() - 3
     channels_in = weight.shape[2] * geometry.groups
     wanted = len(input_parts) * channels_in
@@ -116,6 +141,8 @@ def _convolve(
     else:
         real = cached(cache, form, weight, lambda: products.block_weight(weight, input_parts, *shape))
         y = products.block_convolution(x, real, bias, geometry, input_parts)
+        if cache is not None and options is not None and batched and geometry.groups == 1:
+            cache.remember(weight, _BlockCall(x.shape, x.dtype, options, real, geometry, layout))
     return y if batched else y.squeeze(0)
 
 
@@ -138,6 +165,12 @@ def conv(
     ``x`` is ``(batch, len(input_parts) * in, *space)``, with or without the batch. ``groups`` divides the quaternion
     channels, so each group has all four components of its channels.
     """
+    options = (stride, padding, dilation, groups, input_parts)
+    last = None if cache is None else cache.recall(weight)
+    if last is not None and (last.shape, last.dtype, last.options) == (x.shape, x.dtype, options):
+        return last.apply(x, bias)
+    # A word may pad the input first, and a list may be another one next time.
+    plain = all(type(option) in (int, tuple) for option in (stride, padding, dilation))
     space = weight.dim() - 3
     dilation = tuple_of(dilation, space)
     check_padding(padding, tuple_of(stride, space))
@@ -155,7 +188,7 @@ def conv(
         groups=groups,
         output_padding=(0,) * space,
     )
-    return _convolve(x, weight, bias, geometry, input_parts, cache)
+    return _convolve(x, weight, bias, geometry, input_parts, cache, options if plain else None)
 
 
 def conv_transpose(

@@ -34,6 +34,17 @@ def _is_copy(clone: Tensor, weight: Tensor) -> bool:
     return _memcmp(clone.data_ptr(), weight.data_ptr(), clone.numel() * clone.element_size()) == 0
 
 
+def _may_be_kept(weight: Tensor) -> bool:
+    """Whether nobody differentiates or records, and the weight is the layer's own."""
+    return not (
+        torch.is_grad_enabled()
+        or is_traced()
+        or weight.device.type != "cpu"
+        or type(weight) is not torch.nn.Parameter  # swapped in by torch.func or a parametrization
+        or type(weight.data) is not Tensor
+    )
+
+
 class WeightCache:
     """The expanded weight of a layer that is not training, kept until the weight is no longer the one it came from.
 
@@ -48,16 +59,22 @@ class WeightCache:
     def clear(self) -> None:
         # One assignment, so that a thread sees either the old pair or the new one.
         self._state: tuple[Tensor | None, dict[Hashable, Any]] = (None, {})
+        self._last: tuple[Tensor | None, Any] = (None, None)
+
+    def recall(self, weight: Tensor) -> Any:
+        """What :meth:`remember` was told last, if the ``weight`` is still the same."""
+        source, value = self._last
+        return value if source is not None and _may_be_kept(weight) and _is_copy(source, weight) else None
+
+    def remember(self, weight: Tensor, value: Any) -> None:
+        """Keep what the next call needs to know, if it is like this one: one thing, as most calls of a layer are."""
+        source, _ = self._state
+        if source is not None and _may_be_kept(weight):
+            self._last = (source, value)
 
     def get(self, key: Hashable, weight: Tensor, build: Callable[[], Any]) -> Any:
         """What ``build()`` returns for this ``weight``, from memory where that is sound."""
-        if (
-            torch.is_grad_enabled()
-            or is_traced()
-            or weight.device.type != "cpu"
-            or type(weight) is not torch.nn.Parameter  # swapped in by torch.func or a parametrization
-            or type(weight.data) is not Tensor
-        ):
+        if not _may_be_kept(weight):
             return build()
         source, kept = self._state
         if source is None or not _is_copy(source, weight):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from quern.functional.native import proximal as native
 from quern.graph import quaternion_shifts, quaternion_weights
+from quern.optim._one_pass import OnePass, laid_out_as
 from quern.optim._proximal import Parameters, Proximal, check_positive
 from quern.penalties import Penalty, Target
 
@@ -54,6 +55,7 @@ class ProximalAdam(Proximal):
         )
         quaternions = {**quaternion_weights(model), **quaternion_shifts(model)} if share else {}
         self._shared = {id(p) for p in quaternions.values()}
+        self._passes: dict[int, OnePass] = {}
         if not share and any(target.joint for target in self._targets):
             raise ValueError(
                 f"{penalty} acts on whole groups, which needs one rate for all of a group: "
@@ -73,8 +75,10 @@ class ProximalAdam(Proximal):
         if "_shared" in state:  # a copy; load_state_dict leaves it as it is
             state = {**state, "_shared": {id(p) for p in state["_shared"]}}
         super().__setstate__(state)
+        self._passes = {}
 
     def _replaced(self, new: dict[int, nn.Parameter]) -> None:
+        self._passes = {}
         self._shared = {id(new[p]) if p in new else p for p in self._shared}
 
     def _move(self, group: dict[str, Any], parameters: list[Tensor]) -> tuple[float, list[Tensor]]:
@@ -98,10 +102,11 @@ class ProximalAdam(Proximal):
         decay = 1 - lr * group["weight_decay"]
         steps, scales = self._steps_and_scales(group, parameters)
         paces = [lr / (1 - beta1**n) for n in steps]
-        if native.can_take([*parameters, *gradients, *m, *v]):
-            metrics = self._move_in_one_pass(group, parameters, decay, paces, scales)
-            if metrics is not None:
-                return lr, metrics
+        if native.can_take(gradients):
+            one_pass = self._one_pass(parameters, m, v)
+            if one_pass is not None:
+                one_pass.move(gradients, (decay, beta1, 1 - beta1, beta2, 1 - beta2), paces, scales, group["eps"])
+                return lr, one_pass.metrics
         squares = self._squares(parameters, gradients)
         if decay != 1:
             torch._foreach_mul_(parameters, decay)
@@ -111,34 +116,23 @@ class ProximalAdam(Proximal):
         torch._foreach_addcdiv_(parameters, m, metrics, [-pace for pace in paces])
         return lr, metrics
 
-    def _move_in_one_pass(
-        self, group: dict[str, Any], parameters: list[Tensor], decay: float, paces: list[float], scales: list[float]
-    ) -> list[Tensor] | None:
-        """The same by the kernel: the metrics, or None if a parameter does not lie in memory as the kernel needs it."""
-        beta1, beta2 = group["betas"]
-        shares = (beta1, 1 - beta1, beta2, 1 - beta2)
-        # Copies, if there are any, have to live until the kernel is done.
-        gradients = {id(p): _laid_out_as(p, p.grad) for p in parameters if p.grad is not None}
-        partners = {}
-        for scale, shift in self._pairs:
-            if id(scale) in gradients and id(shift) in gradients:
-                partners |= {id(scale): (id(shift), 4), id(shift): (id(scale), 1)}
-        pieces, metrics = [], []
-        for p, pace, scale in zip(parameters, paces, scales, strict=True):
-            state, rows = self.state[p], 4 if id(p) in self._shared else 1
-            m, g = _laid_out_as(p, state["exp_avg"]), gradients[id(p)]
-            v = _laid_out_as(p[0] if rows > 1 else p, state["exp_avg_sq"])
-            if not (m.stride() == g.stride() == p.stride() and native.in_rows(p, rows, v)):
-                return None
-            state["exp_avg"], state["exp_avg_sq"] = m, v  # what was loaded may have had another layout
-            metrics.append(torch.empty_like(v))
-            partner, partner_rows = partners.get(id(p), (None, 0))
-            pointers = [t.data_ptr() for t in (p, m, v, metrics[-1], g)]
-            beside = None if partner is None else gradients[partner].data_ptr()
-            numbers = (decay, *shares, pace, scale, group["eps"])
-            pieces.append(native.Moved(*pointers, beside, v.numel(), rows, partner_rows, *numbers))
-        native.run(pieces)
-        return metrics
+    def _one_pass(self, parameters: list[Tensor], m: list[Tensor], v: list[Tensor]) -> OnePass | None:
+        """The same by the kernel; None if a parameter does not lie in memory as the kernel needs it."""
+        known = self._passes.get(id(parameters[0]))
+        if known is not None and known.is_of(parameters, m, v):
+            return known
+        rows = [4 if id(p) in self._shared else 1 for p in parameters]
+        moments = [  # what was loaded may have another layout
+            (laid_out_as(p, first), laid_out_as(p[0] if number > 1 else p, second))
+            for p, first, second, number in zip(parameters, m, v, rows, strict=True)
+        ]
+        made = OnePass.of(parameters, moments, rows, self._pairs)
+        if made is None:
+            return None
+        for p, (first, second) in zip(parameters, moments, strict=True):
+            self.state[p].update(exp_avg=first, exp_avg_sq=second)
+        self._passes[id(parameters[0])] = made
+        return made
 
     def _steps_and_scales(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> tuple[list[float], list[float]]:
         """How often each parameter was moved, and what the root of its second moment is to be multiplied by."""
@@ -179,8 +173,3 @@ class ProximalAdam(Proximal):
             if a is not None and b is not None:
                 squares[a] = squares[b] = squares[a] + squares[b]
         return squares
-
-
-def _laid_out_as(p: Tensor, t: Tensor) -> Tensor:
-    """``t``, or a copy of it in the memory layout of ``p``, if that has one without gaps."""
-    return t if t.stride() == p.stride() else torch.empty_like(p, memory_format=torch.preserve_format).copy_(t)

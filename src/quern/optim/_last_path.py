@@ -14,6 +14,7 @@ import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,7 +32,16 @@ _CLOSE = 1.05  # how closely the strongest groups are told from the others
 _FACTOR = 8  # by which the search for them goes on until there are too few
 
 Ahead = Callable[[float], AbstractContextManager[None]]
-Values = tuple[Target, tuple[Any, ...], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Values:
+    """Groups of a target: their places as an index of each parameter, and in a row; their numbers before a step."""
+
+    target: Target
+    index: tuple[Any, ...]
+    flat: list[Tensor]
+    numbers: list[Tensor]
 
 
 def _groups(target: Target) -> Tensor:
@@ -44,6 +54,14 @@ def _places(target: Target, numbers: Sequence[int]) -> tuple[Tensor, ...]:
     """Groups by their numbers, as indices of the last axes of each parameter of a target."""
     shape = target.parameters[0].shape
     return torch.unravel_index(torch.tensor(numbers, dtype=torch.long), shape[1:] if len(shape) > 1 else shape)
+
+
+def _flat(target: Target, numbers: Sequence[int]) -> list[Tensor]:
+    """The same groups of each parameter as ``Tensor.take`` wants them, which is quicker: ``(rows, groups)``."""
+    places = torch.tensor(numbers, dtype=torch.long)
+    groups = _groups(target).numel()
+    rows = [p.numel() // groups for p in target.parameters]
+    return [places if n == 1 else places + groups * torch.arange(n).unsqueeze(1) for n in rows]
 
 
 class _FirstCall(Watcher):
@@ -123,7 +141,7 @@ class LastPath:
         self.groups: dict[str, list[int]] | None = None
         self.held = False
         self._indexed: dict[str, list[int]] | None = None
-        self._places: list[tuple[Target, tuple[Any, ...]]] = []
+        self._places: list[tuple[Target, tuple[Any, ...], list[Tensor]]] = []
         self._first_call = _FirstCall(model) if self.targets else _FirstCall()
         self._reading: _Reading | None = None
 
@@ -204,18 +222,25 @@ class LastPath:
         if self._indexed is not self.groups:  # found once: this is done in every step
             self._indexed = self.groups
             kept = [(self.targets[name], numbers) for name, numbers in (self.groups or {}).items() if numbers]
-            self._places = [(target, (..., *_places(target, numbers))) for target, numbers in kept]
-        return [(target, index, [p.detach()[index] for p in target.parameters]) for target, index in self._places]
+            self._places = [
+                (target, (..., *_places(target, numbers)), _flat(target, numbers)) for target, numbers in kept
+            ]
+        return [
+            Values(target, index, flat, [p.detach().take(at) for p, at in zip(target.parameters, flat, strict=True)])
+            for target, index, flat in self._places
+        ]
 
     @torch.no_grad()
     def put_back_(self, values: Sequence[Values], ahead: Ahead) -> bool:
         """After a step: whether the path was lost, and put back, for the first time."""
+        numbers = [kept.target.parameters[0].take(kept.flat[0]) for kept in values]
+        if not numbers or all(map(Tensor.all, numbers)):  # no component of any group is zero, as nearly always
+            return False
         lost = []
-        for target, index, before in values:
-            now = target.parameters[0][index]
+        for kept, now in zip(values, numbers, strict=True):
             gone = (now == 0).all(0) if now.dim() > 1 else now == 0
             if gone.any():
-                lost.append((target, index, before, gone))
+                lost.append((kept.target, kept.index, kept.numbers, gone))
         if not lost:
             return False
         if not self.held and self.alive():

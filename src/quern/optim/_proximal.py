@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from quern.errors import LastPathWarning
 from quern.optim._dead_neurons import DeadNeurons
 from quern.optim._last_path import LastPath
-from quern.penalties import Penalty, Target, shrink_
+from quern.penalties import Penalty, Shrinking, Target, shrink_
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
@@ -41,6 +41,7 @@ class Proximal(torch.optim.Optimizer):
             raise TypeError(f"the penalty is {penalty!r}, but must be one of quern.penalties, such as RQL(12.0).")
         self._targets: list[Target] = []
         self._penalty = penalty
+        self._shrinking = Shrinking()
         self._clipped = 1.0  # by how much the gradients of the next step were made smaller
         self.costs: dict[str, float] = {}  # by which `weigh` multiplied
         super().__init__(model.parameters() if params is None else params, {**defaults, "penalty_scale": 1.0})
@@ -58,6 +59,10 @@ class Proximal(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         own = ("_targets", "_penalty", "_clipped", "_path", "_dead", "costs")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._shrinking = Shrinking()
 
     def scale_penalty(self, factor: float) -> None:
         """Multiply the penalty by ``factor`` from now on (a λ schedule); 0 switches it off. Saved with the state."""
@@ -191,7 +196,7 @@ class Proximal(torch.optim.Optimizer):
             if self._path.groups is None and any(steps):
                 self._path.look(self.ahead)
             path_values = self._path.values()
-            shrink_(targets, steps, metrics or None)
+            self._shrinking.shrink_(targets, steps, metrics or None)
             if self._path.put_back_(path_values, self.ahead):
                 self._warn_of_last_path()
         self._dead.put_back_(dead_values)

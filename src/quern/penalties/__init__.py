@@ -30,8 +30,8 @@ a :class:`ProximalMap` of your own::
         maps = (COMPONENTS, SQUARES)
 """
 
-from quern.penalties._maps import COMPONENTS, GROUPS, SQUARES, ProximalMap, Target, shrink_
+from quern.penalties._maps import COMPONENTS, GROUPS, SQUARES, ProximalMap, Shrinking, Target, shrink_
 from quern.penalties._terms import L1, L2, RQ, RQL, GammaL1, OfScales, OfWeights, Penalty, Sum, Term
 
 __all__ = ["COMPONENTS", "GROUPS", "L1", "L2", "RQ", "RQL", "SQUARES", "GammaL1", "OfScales", "OfWeights", "Penalty"]
-__all__ += ["ProximalMap", "Sum", "Target", "Term", "shrink_"]
+__all__ += ["ProximalMap", "Shrinking", "Sum", "Target", "Term", "shrink_"]

@@ -5,7 +5,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from operator import is_
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -189,28 +190,60 @@ def shrink_(targets: Sequence[Target], steps: Sequence[float], metrics: Sequence
     by default they are 1. Components first, then groups, then squares: for nested groups this order gives the proximal
     map of the sum. All operations are on lists, because for small networks it is their number that takes the time.
     """
-    work: dict[ProximalMap, list[tuple[int, float]]] = {}
-    pieces = []
-    for n, target in enumerate(targets):
-        factors = {map_: steps[n] * factor for map_, factor in target.maps if steps[n] * factor > 0}
-        piece = _piece(target, factors, None if metrics is None else metrics[n])
-        if piece is not None:
+    Shrinking().shrink_(targets, steps, metrics)
+
+
+class Shrinking:
+    """:func:`shrink_` again and again: what the kernel has to know of targets holds while they are where they were."""
+
+    def __init__(self) -> None:
+        self._targets: list[Target] = []
+        self._places: list[Any] | None = None
+        self._pieces: native.Pieces | None = None
+        self._factors: list[tuple[int, list[float]]] = []  # of each piece: the target's number, and the maps' factors
+        self._others: list[int] = []  # what torch's operations do
+
+    def shrink_(self, targets: Sequence[Target], steps: Sequence[float], metrics: Sequence[Tensor] | None) -> None:
+        tensors = [*(p for target in targets for p in target.parameters), *(metrics or ())]
+        places = [native.place(t) for t in tensors] if native.can_take(tensors) else None
+        same = len(targets) == len(self._targets) and all(map(is_, targets, self._targets))
+        if not same or places is None or places != self._places:
+            self._targets, self._places = list(targets), places
+            self._describe(metrics)
+        if self._pieces is not None:
+            for piece, (n, factors) in zip(self._pieces.items, self._factors, strict=True):
+                piece.components, piece.groups, piece.squares = (max(0.0, steps[n] * factor) for factor in factors)
+            self._pieces.run()
+        work: dict[ProximalMap, list[tuple[int, float]]] = {}
+        for n in self._others:
+            for map_, factor in targets[n].maps:
+                if steps[n] * factor > 0:
+                    work.setdefault(map_, []).append((n, steps[n] * factor))
+        for map_ in sorted(work, key=lambda map_: map_.order):
+            numbers, factors = zip(*work[map_], strict=True)
+            chosen = None if metrics is None else [metrics[n] for n in numbers]
+            map_.shrink_all_([targets[n] for n in numbers], factors, chosen)
+
+    def _describe(self, metrics: Sequence[Tensor] | None) -> None:
+        """Divide the targets into those for the kernel and the others."""
+        pieces, self._factors, self._others = [], [], []
+        for n, target in enumerate(self._targets):
+            piece = None if self._places is None else _piece(target, None if metrics is None else metrics[n])
+            if piece is None:
+                self._others.append(n)
+                continue
             pieces.append(piece)
-            continue
-        for map_, factor in factors.items():
-            work.setdefault(map_, []).append((n, factor))
-    native.run(pieces)
-    for map_ in sorted(work, key=lambda map_: map_.order):
-        numbers, factors = zip(*work[map_], strict=True)
-        chosen = None if metrics is None else [metrics[n] for n in numbers]
-        map_.shrink_all_([targets[n] for n in numbers], factors, chosen)
+            factors = dict(target.maps)
+            self._factors.append((n, [factors.get(map_, 0.0) for map_ in (COMPONENTS, GROUPS, SQUARES)]))
+        self._pieces = native.Pieces(pieces) if pieces else None
 
 
-def _piece(target: Target, factors: dict[ProximalMap, float], metric: Tensor | None) -> native.Shrunk | None:
-    """What the kernel has to know of a target: all maps in one pass. None if it cannot be done there."""
+def _piece(target: Target, metric: Tensor | None) -> native.Shrunk | None:
+    """What the kernel has to know of a target but the factors of its maps, which go in one pass. None if it cannot be
+    done there."""
     first, *others = target.parameters
-    known = all(map_ in (COMPONENTS, GROUPS, SQUARES) for map_ in factors)
-    if not known or not native.can_take([*target.parameters, *([] if metric is None else [metric])]):
+    known = all(map_ in (COMPONENTS, GROUPS, SQUARES) for map_, factor in target.maps if factor)
+    if not known:
         return None
     row = metric if metric is not None else first if first.dim() == 1 else first[0]
     rows = 1 if row.shape == first.shape else 4
@@ -218,5 +251,4 @@ def _piece(target: Target, factors: dict[ProximalMap, float], metric: Tensor | N
     if not native.in_rows(first, rows, row) or (partner is not None and not native.in_rows(partner, 4, row)):
         return None
     pointers = [None if t is None else t.data_ptr() for t in (first, partner, metric)]
-    numbers = [factors.get(map_, 0.0) for map_ in (COMPONENTS, GROUPS, SQUARES)]
-    return native.Shrunk(*pointers, row.numel(), rows, 0 if partner is None else 4, *numbers)
+    return native.Shrunk(*pointers, row.numel(), rows, 0 if partner is None else 4)

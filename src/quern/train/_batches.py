@@ -14,7 +14,7 @@ from quern.errors import TrainingError
 from quern.train._settings import Settings
 from quern.train.team import Team
 
-EVALUATION_BATCH = 1000
+EVALUATION_BATCH = 250  # larger ones take longer for each image, as what passes between layers leaves the cache
 
 
 def derived_seed(*parts: int | str) -> int:

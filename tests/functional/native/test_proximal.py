@@ -1,8 +1,10 @@
 """Adam's step and the proximal maps in one pass: those of torch's operations in float64, up to float32's rounding."""
 
+import copy
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +14,10 @@ from torch import Tensor, nn
 
 from quern import _native
 from quern import nn as qnn
+from quern.compact import compact
 from quern.functional import native
 from quern.functional.native import proximal
-from quern.optim import ProximalAdam, ProximalSGD
+from quern.optim import ProximalAdam, ProximalSGD, freeze_zeros
 from quern.penalties import L1, L2, RQ, RQL, GammaL1, Penalty
 from tests.runtime.compilers import COMPILERS, compiled
 
@@ -163,8 +166,8 @@ def test_every_build_and_any_number_of_threads(build: str, threads: int, monkeyp
 
 def test_the_kernel_is_asked_and_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    run = proximal.run
-    monkeypatch.setattr(proximal, "run", lambda pieces: (asked.append(len(pieces)), run(pieces)))
+    run = proximal.Pieces.run
+    monkeypatch.setattr(proximal.Pieces, "run", lambda pieces: (asked.append(len(pieces.items)), run(pieces)))
     large(1)
     assert asked[0] == 2  # moved: weight and bias
     assert asked[-1] == 1  # shrunk: the weight
@@ -172,6 +175,123 @@ def test_the_kernel_is_asked_and_can_be_turned_off(monkeypatch: pytest.MonkeyPat
     asked.clear()
     large(1)
     assert not any(asked)
+
+
+# What may happen to parameters and moments between two steps. All that the kernel was told of them may be wrong then.
+def _moved_in_memory(net: nn.Module, _: ProximalAdam) -> None:
+    for p in net.parameters():
+        p.data = p.data.clone()
+
+
+def _in_another_layout(net: nn.Module, _: ProximalAdam) -> None:
+    net.to(memory_format=torch.channels_last)  # pyright: ignore
+
+
+def _transposed_in_place(net: nn.Module, _: ProximalAdam) -> None:
+    weight = net[3].weight  # pyright: ignore[reportIndexIssue]
+    weight.data = weight.data.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _moments_loaded(net: nn.Module, made: ProximalAdam) -> None:
+    made.load_state_dict(copy.deepcopy(made.state_dict()))
+
+
+def _one_moment_replaced(net: nn.Module, made: ProximalAdam) -> None:
+    state = made.state[next(iter(net.parameters()))]
+    state["exp_avg"] = 2 * state["exp_avg"]
+
+
+def _moments_changed_in_place(net: nn.Module, made: ProximalAdam) -> None:
+    for state in made.state.values():
+        state["exp_avg_sq"].mul_(3)
+
+
+def _weights_changed_in_place(net: nn.Module, _: ProximalAdam) -> None:
+    for p in net.parameters():
+        p.data.mul_(2)
+
+
+def _other_settings(net: nn.Module, made: ProximalAdam) -> None:
+    made.param_groups[0].update(lr=3e-2, betas=(0.3, 0.5), eps=1e-3, weight_decay=0.2)
+    made.scale_penalty(0.3)
+
+
+def _weighed(net: nn.Module, made: ProximalAdam) -> None:
+    made.weigh({"3.weight": 4.0})
+
+
+def _first_steps_forgotten(net: nn.Module, made: ProximalAdam) -> None:
+    made.state.clear()
+
+
+EVENTS = [
+    _moved_in_memory,
+    _in_another_layout,
+    _transposed_in_place,
+    _moments_loaded,
+    _one_moment_replaced,
+    _moments_changed_in_place,
+    _weights_changed_in_place,
+    _other_settings,
+    _weighed,
+    _first_steps_forgotten,
+]
+
+
+@given(
+    events=st.lists(st.sampled_from([*EVENTS, None]), min_size=3, max_size=6),
+    without=st.lists(st.sets(st.integers(0, 7), max_size=3), min_size=6, max_size=6),
+    kind=st.sampled_from(["rql", "gamma-beta", "all"]),
+    seed=st.integers(0, 2**20),
+)
+def test_nothing_is_remembered_that_is_no_longer_so(
+    events: list[Callable[[nn.Module, ProximalAdam], None] | None],
+    without: list[set[int]],
+    kind: str,
+    seed: int,
+) -> None:
+    """Steps between which parameters and moments are replaced, moved and changed, some of them without gradients."""
+
+    def result(dtype: torch.dtype) -> dict[str, Tensor]:
+        torch.manual_seed(seed)
+        net = network(False).to(dtype)
+        made = ProximalAdam(net, PENALTIES[kind](20.0), 1e-2)
+        for step, event in enumerate([None, *events]):
+            if event is not None:
+                event(net, made)
+            generator = torch.Generator().manual_seed(seed + step)
+            for n, p in enumerate(net.parameters()):
+                gradient = torch.randn(p.shape, generator=generator)
+                p.grad = None if step and n in without[step - 1] else gradient.to(dtype)
+            made.step()
+        return {name: p.detach() for name, p in net.named_parameters()}
+
+    assert_near(result(torch.float32), result(torch.float64))
+
+
+def test_a_smaller_network_is_moved_after_compaction() -> None:
+    """Steps, compaction with the optimizer's state, more steps: as in float64."""
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(0)
+        net: Any = nn.Sequential(qnn.QConv2d(4, 16, 3), nn.ReLU(), nn.Flatten(), qnn.QLinear(16 * 4, 8)).to(dtype)
+        with torch.no_grad():
+            net[0].weight[:, 1:3] = 0
+            net[0].bias[:, 1:3] = 0
+        optimizer, frozen = ProximalAdam(net, RQL(1.0), 1e-2), freeze_zeros(net)
+        for step in range(4):
+            if step == 2:
+                frozen.remove()
+                net = compact(net, torch.zeros(1, 4, 4, 4, dtype=dtype), optimizer)
+                assert net[0].weight.shape[1] == 2
+            for n, p in enumerate(net.parameters()):
+                p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(10 * step + n)).to(dtype)
+            if step < 2:  # nothing brings the dead ones back
+                net[0].weight.grad[:, 1:3] = 0
+                net[0].bias.grad[:, 1:3] = 0
+            optimizer.step()
+        results.append({name: p.detach() for name, p in net.named_parameters()})
+    assert_near(*results)
 
 
 def test_memory_with_gaps_is_left_to_torch() -> None:

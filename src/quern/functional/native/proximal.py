@@ -68,13 +68,20 @@ def _functions(build: str) -> Any:
     return library
 
 
-def run(pieces: Sequence[Moved] | Sequence[Shrunk]) -> None:
-    """Move or shrink parameters."""
-    if not pieces:
-        return
-    kind = type(pieces[0])
-    numbers = sum(piece.count * (piece.rows + piece.partner_rows) for piece in pieces)
-    threads = max(1, min(torch.get_num_threads(), numbers // NUMBERS_OF_A_THREAD))
-    array = (kind * len(pieces))(*pieces)
-    name = "quern_move" if kind is Moved else "quern_shrink"
-    getattr(_functions(native.build()), name)(array, len(pieces), threads, native.parallel())
+class Pieces:
+    """Parameters that are moved or shrunk together: an array in C, whose ``items`` can be changed before each run."""
+
+    def __init__(self, pieces: Sequence[Moved] | Sequence[Shrunk]) -> None:
+        self._name = "quern_move" if isinstance(pieces[0], Moved) else "quern_shrink"
+        self._array = (type(pieces[0]) * len(pieces))(*pieces)
+        self._numbers = sum(piece.count * (piece.rows + piece.partner_rows) for piece in pieces)
+        self.items: list[Any] = list(self._array)
+
+    def run(self) -> None:
+        threads = max(1, min(torch.get_num_threads(), self._numbers // NUMBERS_OF_A_THREAD))
+        getattr(_functions(native.build()), self._name)(self._array, len(self.items), threads, native.parallel())
+
+
+def place(t: Tensor) -> tuple[Any, ...]:
+    """Where the numbers of a tensor are; what the kernel was told of it holds as long as this is the same."""
+    return t.data_ptr(), t.shape, t.stride(), t.dtype
