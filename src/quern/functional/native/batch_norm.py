@@ -1,7 +1,5 @@
 """Batch normalisation while training, two passes over the numbers each way: batch_norm.c."""
 
-import ctypes
-
 import torch
 from torch import Tensor, nn
 
