@@ -289,14 +289,17 @@ def test_multiplications_by_hand() -> None:
     assert (found.macs, found.nonzero_macs) == (9 * 2 * 9 * 4 + 18 * 16 + 20, 9 * 9 * 4 + 18 * 12 + 12)
 
 
-@pytest.mark.parametrize(("kind", "gates"), [(qnn.QRNN, 1), (qnn.QLSTM, 4), (qnn.QGRU, 3)])
-def test_recurrent_layers_multiply_at_every_step(kind: Any, gates: int) -> None:
-    rnn = kind(8, 12, num_layers=2, bidirectional=True, batch_first=True)
-    per_step = 16 * gates * 2 * (3 * (2 + 3) + 3 * (6 + 3))
+@pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU"])
+@pytest.mark.parametrize("parts", [4, 1])
+def test_recurrent_layers_multiply_at_every_step(name: str, parts: int) -> None:
+    gates = {"RNN": 1, "LSTM": 4, "GRU": 3}[name]
+    kind: Any = getattr(qnn, f"Q{name}") if parts == 4 else getattr(nn, name)
+    rnn = kind(8, 3 * parts, num_layers=2, bidirectional=True, batch_first=True)
+    per_step = parts**2 * gates * 2 * (3 * (8 // parts + 3) + 3 * (6 + 3))
     assert measure(rnn, torch.randn(2, 7, 8)).macs == 7 * per_step
-    rnn.weight_hh_l1.data[:, 0] = 0
-    found = measure(rnn, torch.randn(2, 7, 8))
-    assert (found.macs, found.nonzero_macs) == (7 * per_step, 7 * (per_step - 16 * 3))
+    rnn.weight_hh_l1.data[..., 0, :] = 0
+    size = measure(rnn, torch.randn(2, 7, 8))
+    assert (size.macs, size.nonzero_macs) == (7 * per_step, 7 * (per_step - parts**2 * 3))
 
     class Packed(nn.Module):
         def __init__(self) -> None:
