@@ -23,6 +23,7 @@ import separable
 from quern import models
 from quern import nn as qnn
 from quern.bench.memory import peak_bytes
+from quern.functional import products
 from quern.sparsity import measure as measure_size
 from timing import main, medians
 
@@ -282,6 +283,27 @@ def widths(repeats: int) -> Rows:
     return rows
 
 
+def choice(repeats: int) -> Rows:
+    """Where Winograd's form is chosen: the block form of the same layer, in the same layout, is the baseline."""
+    rows, choose_form = [], products.choose_conv_form
+
+    def with_choice(choose: Callable[..., products.Form], call: Callable[[], None]) -> Callable[[], None]:
+        def chosen() -> None:
+            products.choose_conv_form = choose
+            call()
+
+        return chosen
+
+    sizes = ((4, 16), (4, 100), (8, 16), (8, 100), (16, 100))
+    for width, (size, batch) in itertools.product((48, 64, 80, 96), sizes):
+        layer, x = last(qnn.QConv2d(width, width, 3, padding=1)), last(torch.randn(batch, width, size, size))
+        call = both_ways(layer, x, False)
+        calls = with_choice(lambda *_: "block", call), with_choice(choose_form, call)
+        rows.append(race(f"{width} -> {width}, 3x3 at {size}, batch {batch}, block form", 0.95, *calls, repeats))
+    products.choose_conv_form = choose_form
+    return rows
+
+
 def last(thing: Any) -> Any:
     return thing.to(memory_format=torch.channels_last)
 
@@ -308,6 +330,7 @@ PARTS = {
     "depthwise": depthwise,
     "layers": layers,
     "widths": widths,
+    "choice": choice,
     "eval": evals,
     "memory": memory,
 }

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from quern import models
 from quern import nn as qnn
-from quern.compact import plan
+from quern.compact import compact, plan
 from quern.functional import products
 from quern.sparsity import Sparsity, measure
 
@@ -121,6 +121,22 @@ def test_real_layers_count_as_layers_of_one_component(seed: int, sizes: list[int
         assert (row.macs, row.nonzero_macs) == (zero.size, (~zero).sum())
     assert (measured.neurons, measured.neurons_left) == planned.neurons
     assert measured.neurons == sum(sizes[1:])
+
+
+@given(zeros=st.sets(st.integers(0, 11)), unheard=st.sets(st.integers(0, 3), max_size=3), norm=st.booleans())
+def test_dead_neurons_of_real_layers_by_hand(zeros: set[int], unheard: set[int], norm: bool) -> None:
+    """Neurons that nobody hears, or that say the same always, on a network without a quaternion."""
+    first, last = nn.Linear(3, 4), nn.Linear(4, 2)
+    model = nn.Sequential(first, nn.BatchNorm1d(4) if norm else nn.Identity(), nn.ReLU(), last)
+    first.weight.data.fill_(1).view(-1)[list(zeros)] = 0
+    first.bias.data.fill_(1)
+    last.weight.data[:, list(unheard)] = 0
+    constant = {n for n in range(4) if {3 * n, 3 * n + 1, 3 * n + 2} <= zeros}
+    row, end = measure(model, torch.randn(2, 3)).layers
+    assert row.dead_neurons == min(len(unheard | constant), 3)  # one stays
+    assert (end.dead_neurons, end.zero_quaternions) == (0, 2 * len(unheard))
+    small: Any = compact(model, plan(model, torch.randn(2, 3)))
+    assert small[0].out_features == 4 - row.dead_neurons
 
 
 def test_totals_are_those_of_the_quaternion_layers_where_there_are_any() -> None:
@@ -289,14 +305,17 @@ def test_multiplications_by_hand() -> None:
     assert (found.macs, found.nonzero_macs) == (9 * 2 * 9 * 4 + 18 * 16 + 20, 9 * 9 * 4 + 18 * 12 + 12)
 
 
-@pytest.mark.parametrize(("kind", "gates"), [(qnn.QRNN, 1), (qnn.QLSTM, 4), (qnn.QGRU, 3)])
-def test_recurrent_layers_multiply_at_every_step(kind: Any, gates: int) -> None:
-    rnn = kind(8, 12, num_layers=2, bidirectional=True, batch_first=True)
-    per_step = 16 * gates * 2 * (3 * (2 + 3) + 3 * (6 + 3))
+@pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU"])
+@pytest.mark.parametrize("parts", [4, 1])
+def test_recurrent_layers_multiply_at_every_step(name: str, parts: int) -> None:
+    gates = {"RNN": 1, "LSTM": 4, "GRU": 3}[name]
+    kind: Any = getattr(qnn, f"Q{name}") if parts == 4 else getattr(nn, name)
+    rnn = kind(8, 3 * parts, num_layers=2, bidirectional=True, batch_first=True)
+    per_step = parts**2 * gates * 2 * (3 * (8 // parts + 3) + 3 * (6 + 3))
     assert measure(rnn, torch.randn(2, 7, 8)).macs == 7 * per_step
-    rnn.weight_hh_l1.data[:, 0] = 0
-    found = measure(rnn, torch.randn(2, 7, 8))
-    assert (found.macs, found.nonzero_macs) == (7 * per_step, 7 * (per_step - 16 * 3))
+    rnn.weight_hh_l1.data[..., 0, :] = 0
+    size = measure(rnn, torch.randn(2, 7, 8))
+    assert (size.macs, size.nonzero_macs) == (7 * per_step, 7 * (per_step - parts**2 * 3))
 
     class Packed(nn.Module):
         def __init__(self) -> None:

@@ -36,7 +36,7 @@ from tests.networks import (
     widths,
 )
 
-RECURRENT = (qnn.QRNN, qnn.QLSTM, qnn.QGRU)
+RECURRENT = (qnn.QRNN, qnn.QLSTM, qnn.QGRU, nn.RNN, nn.LSTM, nn.GRU)
 
 
 # ------------------------------------------------------------------------------------------------- what is removed
@@ -199,37 +199,42 @@ def test_a_mask_from_the_network_is_kept() -> None:
 @pytest.mark.parametrize(("both", "levels"), [(False, 1), (False, 2), (True, 2)])
 @pytest.mark.parametrize("end", ["last", "state", "all"])
 def test_hidden_units_go(kind: Any, both: bool, levels: int, end: str) -> None:
-    rnn = kind(12, 16, levels, batch_first=True, bidirectional=both)
+    """With quaternion layers around quaternion layers, and real ones around real ones."""
+    parts, linear = (4, qnn.QLinear) if kind.__name__.startswith("Q") else (1, nn.Linear)
+    rnn = kind(3 * parts, 4 * parts, levels, batch_first=True, bidirectional=both)
     ways: dict[str, Callable[[Any], Tensor]] = {
-        "last": lambda found: found[0][:, -1],
-        "state": lambda found: (found[1][0] if kind is qnn.QLSTM else found[1])[-1],
-        "all": lambda found: found[0],
+        "last": lambda result: result[0][:, -1],
+        "state": lambda result: (result[1][0] if kind in (qnn.QLSTM, nn.LSTM) else result[1])[-1],
+        "all": lambda result: result[0],
     }
-    width = 32 if both and end != "state" else 16
-    model = random_values(
-        Wired(lambda m, x: m.b(ways[end](m.rnn(m.a(x)))), a=qnn.QLinear(4, 12), rnn=rnn, b=qnn.QLinear(width, 4))
-    )
-    kill(model.a, rows=(1,), bias=False)
+    width = 8 if both and end != "state" else 4
+    first, last = linear(4, 3 * parts), linear(width * parts, 4)
+    model: Any = random_values(Wired(lambda m, x: m.b(ways[end](m.rnn(m.a(x)))), a=first, rnn=rnn, b=last))
+    model.a.weight.data[..., 1, :] = 0
     for name, p in rnn.named_parameters():
-        p.data.unflatten(1, (rnn.gates, 4))[:, :, 2] = 0  # nothing drives hidden unit 2
+        rows = p.data.movedim(-2 if name.startswith("weight") else -1, 0)
+        rows[2::4] = 0  # nothing drives hidden unit 2
         if name.startswith("weight_hh"):
-            p.data[:, :, 3] = 0  # nobody looks at hidden unit 3
+            p.data[..., 3] = 0  # nobody looks at hidden unit 3
     for level in range(1, levels):
         for side in ("", "_reverse")[: 2 if both else 1]:
-            rnn.get_parameter(f"weight_ih_l{level}{side}").data[:, :, 3::4] = 0
-    kill(model.b, columns=(3, 7) if width == 32 else (3,))
+            rnn.get_parameter(f"weight_ih_l{level}{side}").data[..., 3::4] = 0
+    model.b.weight.data[..., 3::4] = 0
     small, _ = smaller(model, numbers(2, 5, 4), numbers(1, 2, 4), numbers(3, 9, 4))
-    assert (small.rnn.input_size, small.rnn.hidden_size) == (8, 8)
-    assert widths(small)["a"] == (1, 2)
+    assert (small.rnn.input_size, small.rnn.hidden_size) == (2 * parts, 2 * parts)
+    assert small.a.out_features == 2 * parts
 
 
-def test_columns_of_an_embedding() -> None:
-    model = two(qnn.QEmbedding(5, 16), qnn.QLinear(16, 4))
+@pytest.mark.parametrize("parts", [4, 1])
+def test_columns_of_an_embedding(parts: int) -> None:
+    quaternion = qnn.QEmbedding(5, 16), qnn.QLinear(16, 4)
+    model = two(*(quaternion if parts == 4 else (nn.Embedding(5, 4), nn.Linear(4, 4))))
     model.a.weight.data[..., 0] = 0
-    kill(model.b, columns=(2,))
+    model.b.weight.data[..., 2] = 0
     words = torch.tensor([[0, 3, 1]])
     small, _ = smaller(model, words, torch.tensor([[4, 2]]))
-    assert (small.a.embedding_dim, tuple(small.a.weight.shape)) == (8, (4, 5, 2))
+    assert small.a.embedding_dim == 2 * parts
+    assert tuple(small.a.weight.shape) == ((4, 5, 2) if parts == 4 else (5, 2))
 
 
 def test_real_layers_after_a_readout() -> None:

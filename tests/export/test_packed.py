@@ -67,7 +67,7 @@ class First(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         first = self.layer.batch_first
         output, state = self.layer(x if first else x.transpose(0, 1))
-        last = state[0] if isinstance(self.layer, qnn.QLSTM) else state
+        last = state[0] if isinstance(self.layer, (qnn.QLSTM, nn.LSTM)) else state
         return output if first else output.transpose(0, 1), last.transpose(0, 1)
 
 
@@ -93,6 +93,24 @@ def test_every_layer_packs_or_is_named(case: Case) -> None:
             packed(layer, inputs)
         return
     check(layer, *inputs)
+
+
+@settings(max_examples=20)
+@given(
+    st.sampled_from([nn.RNN, nn.LSTM, nn.GRU]),
+    st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 3)),
+    *[st.booleans()] * 3,
+)
+def test_recurrent_layers_of_torch(kind: Any, sizes: tuple[int, int, int], bias: bool, both: bool, first: bool) -> None:
+    torch.manual_seed(sum(sizes))
+    layer = kind(*sizes, bias=bias, bidirectional=both, batch_first=first)
+    check(First(layer), torch.randn(2, 5, sizes[0]))
+
+
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+def test_tables_of_torch(max_norm: float | None) -> None:
+    torch.manual_seed(0)
+    check(nn.Embedding(11, 5, max_norm=max_norm), torch.randint(0, 11, (3, 7)))
 
 
 @st.composite

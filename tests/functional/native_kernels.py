@@ -47,7 +47,16 @@ def assert_in_bounds(name: str, folder: Path, wanted: str) -> None:
     if not COMPILERS:
         pytest.skip("NO C COMPILER: the sanitizers did not look at the kernels")
     program = folder / "sizes"
-    flags = ("-std=c99", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-mavx2", "-mfma")
+    flags = (
+        "-std=c99",
+        "-O1",
+        "-g",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+        "-mavx2",
+        "-mfma",
+        "-lm",
+    )
     compiled(COMPILERS[0], program, *flags, f"-I{FOLDER}", sources=(Path(__file__).parent / f"{name}_sizes.c",))
     ran = subprocess.run([program], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

@@ -169,6 +169,10 @@ def test_the_choice_of_form_is_by_size_and_device() -> None:
     assert products.choose_conv_form(cpu, 64, 128, 1, 9, 400 * 16, None) == "hadamard"
     assert products.choose_conv_form(cpu, 64, 128, 1, 9, 400 * 16, "winograd") == "winograd"
     assert products.choose_conv_form(cpu, 4, 128, 1, 9, 400 * 16, "winograd") == "block"
+    for few, many in ((8, 8), (10, 64), (11, 11)):  # not whole vectors, or too few to be worth the transforms
+        assert products.choose_conv_form(cpu, few, many, 1, 9, 6400, "winograd") == "block"
+    for few, many in ((8, 16), (12, 12), (17, 17)):
+        assert products.choose_conv_form(cpu, few, many, 1, 9, 6400, "winograd") == "winograd"
     assert products.choose_conv_form(cpu, 4, 8, 1, 25, 400 * 121, None) == "block"
     assert products.choose_conv_form(cpu, 64, 128, 1, 9, 16, "winograd") == "stacked"
     assert products.choose_conv_form(cpu, 512, 512, 1, 9, 128, "winograd") == "stacked"

@@ -30,6 +30,9 @@ REAL_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 RECURRENT = (qnn.QRNN, qnn.QLSTM, qnn.QGRU)
 
 
+REAL_RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
+
+
 def removed(model: nn.Module, *inputs: Any) -> tuple[dict[str, Tensor], list[str]]:
     """Which outputs of each layer with neurons go, by its name, and what was noted."""
     facts, _, _ = read(copy.deepcopy(model).eval(), inputs, keep_unknown=True)
@@ -77,17 +80,18 @@ def some(*shape: int, keep: float) -> Tensor:
 def random_zeros(model: nn.Module, keep: float = 0.7, taps: bool = False) -> nn.Module:
     """Single weights (of all positions of a kernel, or each with ``taps``), rows, columns and scales become zero."""
     for layer in model.modules():
-        if isinstance(layer, RECURRENT):
+        if isinstance(layer, (*RECURRENT, *REAL_RECURRENT)):
+            parts = 4 if isinstance(layer, RECURRENT) else 1
             for name, p in layer.named_parameters():
                 if name.startswith("weight"):
-                    w = p.view(4, layer.gates, -1, p.shape[2])
+                    w = p.view(parts, -1, layer.hidden_size // parts, p.shape[-1])  # components, gates, units, inputs
                     w.mul_(some(1, *w.shape[1:], keep=keep))
                     w.mul_(some(w.shape[2], 1, keep=0.8)).mul_(some(w.shape[3], keep=0.9))
             continue
         weight = getattr(layer, "weight", None)
         if weight is None:
             continue
-        if isinstance(layer, (*NORMS, *REAL_NORMS, qnn.QEmbedding)):
+        if isinstance(layer, (*NORMS, *REAL_NORMS, qnn.QEmbedding, nn.Embedding)):
             weight.mul_(some(weight.shape[-1], keep=0.8))
             continue
         w = weight if isinstance(layer, (qnn.QLinear, *CONVOLUTIONS)) else weight.unsqueeze(0)
@@ -111,7 +115,7 @@ def run_exchanged(model: nn.Module, x: Tensor, units: dict[str, Tensor]) -> Any:
     handles = [
         model.get_submodule(name).register_forward_hook(partial(exchange, which))
         for name, which in units.items()
-        if not isinstance(model.get_submodule(name), RECURRENT)
+        if not isinstance(model.get_submodule(name), (*RECURRENT, *REAL_RECURRENT))
     ]
     with torch.no_grad():
         y = model(x)

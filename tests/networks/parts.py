@@ -60,6 +60,16 @@ def random_values(model: nn.Module) -> nn.Module:
     return model.double().eval()
 
 
+GATES: dict[type[nn.Module], int] = {
+    nn.RNN: 1,
+    nn.LSTM: 4,
+    nn.GRU: 3,
+    qnn.QRNN: 1,
+    qnn.QLSTM: 4,
+    qnn.QGRU: 3,
+}
+
+
 def _mask(shape: Sequence[int], keep: float) -> Tensor:
     return (torch.rand(*shape) < keep).double()
 
@@ -88,7 +98,7 @@ def random_zeros(model: nn.Module, rng: random.Random) -> nn.Module:
             if "bias" in name:
                 p.mul_(_mask(p.shape[-1:], rng.choice((0.0, 0.5, 1.0))))
             elif "weight" in name and p.dim() > 1:
-                _zero_weight(p if quaternion else p.unsqueeze(0), getattr(layer, "gates", 1), rng)
+                _zero_weight(p if quaternion else p.unsqueeze(0), GATES.get(type(layer), 1), rng)
     return model
 
 

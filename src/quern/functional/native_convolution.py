@@ -13,7 +13,7 @@ from quern.functional.products import Geometry, block_convolution, block_weight
 from quern.functional.shapes import is_channels_last
 
 CONJUGATE = torch.tensor([1.0, -1.0, -1.0, -1.0]).view(4, 1, 1, 1, 1)
-PRODUCTS_OF_A_THREAD = 1 << 22  # fewer are done before another thread has begun
+PRODUCTS_OF_A_THREAD = 1 << 20  # fewer are done before another thread has begun
 
 
 @dataclass(frozen=True)

@@ -105,21 +105,23 @@ def choose_conv_form(
 
     ``area`` is the number of kernel positions, ``positions`` how often it is applied in all, ``native`` the form
     in C that can be had, if any: :mod:`quern.functional.depthwise`, which leaves channels where they are, or
-    :mod:`quern.functional.winograd`, which needs whole vectors of channels, and enough positions to be worth its larger
-    weights. The limits are read off
-    ``benchmarks/forms.py`` on CPU. A large weight at few positions takes longer to expand, or to read expanded, than to
-    apply: the stacked form, at more positions if the weight is larger than the cache. For the Hadamard form a real
-    group must be wide enough to fill the vector units, and the products saved per output must outweigh the additions
-    (sooner in a grouped convolution, whose channels the block form has to reorder). Elsewhere grouped real convolutions
-    are slow, and the block form is right. An exported program must not depend on the batch it was traced with, and gets
-    the block form too.
+    :mod:`quern.functional.winograd`, which needs vectors of channels, whole ones if there are few, and enough positions
+    to be worth its larger weights. The limits are read off ``benchmarks/forms.py`` on CPU; of Winograd's form next to
+    the block form ``benchmarks/layers.json`` is the record. A large weight at few positions takes longer to expand, or
+    to read expanded, than to apply: the stacked form, at more positions if the weight is larger than the cache. For the
+    Hadamard form a real group must be wide enough to fill the vector units, and the products saved per output must
+    outweigh the additions (sooner in a grouped convolution, whose channels the block form has to reorder). Elsewhere
+    grouped real convolutions are slow, and the block form is right. An exported program must not depend on the batch it
+    was traced with, and gets the block form too.
     """
     if torch.compiler.is_exporting() or device.type != "cpu":
         return "block"
     narrow, numbers = min(channels_in, channels_out) // groups, 4 * channels_in * channels_out // groups * area
     if native == "depthwise":
         return "depthwise"
-    if native == "winograd" and narrow >= 8 and positions >= 256:
+    whole = channels_in % 4 == channels_out % 4 == 0
+    in_vectors = narrow >= 16 or (narrow >= 8 and channels_in * channels_out >= 128 and whole)
+    if native == "winograd" and in_vectors and positions >= 256:
         return "winograd"
     if narrow >= 16 and numbers >= 1 << 17 and positions <= (64 if numbers < 1 << 22 else 128):
         return "stacked"

@@ -32,7 +32,16 @@ class Depthwise(ctypes.Structure):
     ]
 
 
-# What the functions take besides the convolution and the way to start threads: so many pointers.
+class BatchNorm(ctypes.Structure):
+    """What batch_norm.c has to know of a normalisation; it says there what the numbers are."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("rows", "units", "side", "pieces", "threads")),
+        ("eps", ctypes.c_double),
+    ]
+
+
+# What the functions take besides their description and the way to start threads: so many pointers.
 POINTERS = {
     "quern_winograd_forward": 6,
     "quern_winograd_weight": 5,
@@ -40,6 +49,8 @@ POINTERS = {
     "quern_winograd_gather_taps": 3,
     "quern_depthwise_forward": 5,
     "quern_depthwise_weight": 5,
+    "quern_batch_norm_forward": 7,
+    "quern_batch_norm_backward": 9,
 }
 
 
@@ -62,8 +73,9 @@ def _library(build: str) -> Any:
     library = open_build(build)
     library.quern_winograd_scratch.restype = ctypes.c_int64
     library.quern_winograd_scratch.argtypes = [ctypes.c_void_p, ctypes.c_int32]
-    library.quern_depthwise_sums.restype = ctypes.c_int64
-    library.quern_depthwise_sums.argtypes = [ctypes.c_void_p]
+    for function in (library.quern_depthwise_sums, library.quern_batch_norm_scratch):
+        function.restype = ctypes.c_int64
+        function.argtypes = [ctypes.c_void_p]
     for name, pointers in POINTERS.items():
         function = getattr(library, name)
         function.restype = None
@@ -80,12 +92,12 @@ def parallel() -> int | None:
         return None
 
 
-def ask(function: str, convolution: ctypes.Structure, *numbers: int) -> int:
+def ask(function: str, what: ctypes.Structure, *numbers: int) -> int:
     """Call a function of the library that says how much memory a pass takes."""
-    return getattr(_library(build()), function)(ctypes.byref(convolution), *numbers)
+    return getattr(_library(build()), function)(ctypes.byref(what), *numbers)
 
 
-def run(function: str, convolution: ctypes.Structure, *tensors: Tensor | None) -> None:
+def run(function: str, what: ctypes.Structure, *tensors: Tensor | None) -> None:
     """Call a function of the library that makes a pass."""
     pointers = [None if t is None else t.data_ptr() for t in tensors]
-    getattr(_library(build()), function)(ctypes.byref(convolution), *pointers, parallel())
+    getattr(_library(build()), function)(ctypes.byref(what), *pointers, parallel())

@@ -48,6 +48,22 @@ INLINE void store_broad(float *to, broad_vector n) { memcpy(to, &n, sizeof n); }
 #undef number
 #undef NAME
 
+#if WIDE > 4
+#define NARROW 4 /* for columns that do not fill a vector */
+typedef float narrow_vector __attribute__((vector_size(4 * NARROW)));
+#define number narrow_vector
+#define NAME(name) name##_narrow
+INLINE narrow_vector load_narrow(const float *from) {
+    narrow_vector n;
+    memcpy(&n, from, sizeof n);
+    return n;
+}
+INLINE void store_narrow(float *to, narrow_vector n) { memcpy(to, &n, sizeof n); }
+#include "winograd_products.h"
+#undef number
+#undef NAME
+#endif
+
 #define number float
 #define NAME(name) name##_single
 #include "winograd_tiles.h"
@@ -83,6 +99,9 @@ static void multiply(const product *p, const float *a, const float *b, float *c)
 #endif
     for (; j + 2 * WIDE <= p->columns; j += 2 * WIDE) rows_wide(p, a, b + j, c + j, 2);
     for (; j + WIDE <= p->columns; j += WIDE) rows_wide(p, a, b + j, c + j, 1);
+#if defined(NARROW)
+    for (; j + NARROW <= p->columns; j += NARROW) rows_narrow(p, a, b + j, c + j, 1);
+#endif
     for (; j < p->columns; j++) rows_single(p, a, b + j, c + j, 1);
 }
 

@@ -39,6 +39,17 @@ def image_parts(channels: int) -> str:
     return {1: "r", 3: "ijk"}.get(channels, UNITS)
 
 
+def grain(spec: Spec, reader: FunctionRules, layer: Any, value: Value, axis: int) -> int:
+    """How many real channels along ``axis`` are one unit of a layer's input: a quaternion's four or, of a layer of real
+    numbers, those of what it is given, or was given in an earlier call."""
+    if spec.components == 4:
+        return 4
+    record = reader.facts.records.get(layer)
+    if record is None or record.inputs is None:
+        return value.parts if value.followed and value.axis == axis else 1
+    return (spec.sizes(layer)[0] or 1) // len(record.inputs)
+
+
 class Whole(Spec):
     """A real layer that mixes channels in a way that no plan narrows: all that it takes stay."""
 
@@ -60,16 +71,6 @@ class OneToOne(Spec):
     def flow(self, reader: FunctionRules, call: Call, value: Value, x: Tensor) -> Value:
         """What becomes of the units of ``value``, which the layer is given as ``x``."""
         raise NotImplementedError
-
-    def grain(self, reader: FunctionRules, layer: Any, value: Value, axis: int) -> int:
-        """How many real channels along ``axis`` are one unit of the layer's input: a quaternion's four or, of a layer
-        of real numbers, those of what it is given, or was given in an earlier call."""
-        if self.components == 4:
-            return 4
-        record = reader.facts.records.get(layer)
-        if record is None or record.inputs is None:
-            return value.parts if value.followed and value.axis == axis else 1
-        return (self.sizes(layer)[0] or 1) // len(record.inputs)
 
 
 class Apart(OneToOne):
@@ -98,7 +99,7 @@ class PerChannel(OneToOne):
 
     def flow(self, reader: FunctionRules, call: Call, value: Value, x: Tensor) -> Value:
         axis = self.axis(call.layer, x)
-        value = reader.facts.followed(value, x, axis, self.grain(reader, call.layer, value, axis))
+        value = reader.facts.followed(value, x, axis, grain(self, reader, call.layer, value, axis))
         units = len(value.live)
         return reader.facts.scaled(call.name, call.layer, value, call.out, lambda: self.passing(call.layer, units))
 

@@ -1,4 +1,4 @@
-"""Tables of quaternions."""
+"""Tables of quaternions and of real numbers."""
 
 from typing import Any
 
@@ -7,7 +7,6 @@ import torch.nn.functional as TF
 from torch import Tensor, nn
 
 from quern import nn as qnn
-from quern.errors import ExportError
 from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules
 from quern.graph.layer_plan import LayerPlan
@@ -17,16 +16,22 @@ from quern.graph.spec import Call, Select, Spec, Writer, register, take
 
 
 class Embedding(Spec):
-    components = 4
+    """Its table is seen as ``(components, entries, n)``, where one of real numbers has one component."""
+
+    def __init__(self, components: int) -> None:
+        self.components = components
+
+    def seen(self, t: Tensor) -> Tensor:
+        return t if self.components == 4 else t.unsqueeze(0)
 
     def weights(self, layer: Any) -> tuple[str, ...]:
         return ("weight",)
 
     def neurons(self, layer: Any) -> int:
-        return layer.embedding_dim // 4
+        return layer.embedding_dim // self.components
 
     def silent(self, layer: Any) -> Tensor:
-        return ~nonzero(layer.weight).any(0).any(0)
+        return ~self.seen(nonzero(layer.weight)).any(0).any(0)
 
     def follow(self, reader: FunctionRules, call: Call) -> Value:
         facts, layer = reader.facts, call.layer
@@ -35,26 +40,29 @@ class Embedding(Spec):
         assert record.outputs is not None
         if layer.max_norm is not None:  # the length of a row is that of all its columns
             facts.pin(record.outputs)
-        return facts.value(call.out, record.outputs, -1, 4, ~self.silent(layer), call.name)
+        return facts.value(call.out, record.outputs, -1, self.components, ~self.silent(layer), call.name)
 
     def sizes(self, layer: Any) -> tuple[int | None, int | None]:
         return None, self.neurons(layer)
 
     def selections(self, layer: Any, plan: LayerPlan) -> dict[str, Select]:
-        return {"weight": take(2, plan.left[1])}
+        return {"weight": take(-1, plan.left[1])}
 
     def resize(self, layer: Any, plan: LayerPlan) -> None:
-        layer.embedding_dim = 4 * len(plan.left[1])
+        layer.embedding_dim = self.components * len(plan.left[1])
 
     def table(self, layer: Any) -> Tensor:
-        """``(entries, 4*n)``, as it is looked up."""
-        table = layer.weight.transpose(0, 1).flatten(1)
+        """``(entries, components * n)``, as it is looked up."""
+        table = self.seen(layer.weight).transpose(0, 1).flatten(1)
         if layer.max_norm is None:
             return table
         length = torch.linalg.vector_norm(table, layer.norm_type, dim=1, keepdim=True)
         return table * torch.where(length > layer.max_norm, layer.max_norm / length, 1)  # long rows are shortened
 
     def to_real(self, writer: Writer, name: str, layer: Any, input: Any) -> Any:
+        if self.components == 1:
+            return super().to_real(writer, name, layer, input)
+
         def build() -> nn.Module:
             table = self.table(layer).clone()
             return nn.Embedding.from_pretrained(table, freeze=False, padding_idx=layer.padding_idx)
@@ -66,26 +74,19 @@ class Embedding(Spec):
     def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed) -> Packed:
         return packer.embed(name, input, self.table(layer))
 
-
-class RealEmbedding(Spec):
     functions = (TF.embedding,)
 
     def quaternion_axis(self, layer: Any, axis: int | None, rank: int | None) -> int | None:
-        return None
+        return None if self.components == 1 else -1
 
     def quaternion_form(self, layer: Any) -> nn.Module | None:
+        if self.components == 4:
+            return None
         if layer.sparse:
             raise ValueError("an Embedding with sparse gradients has no quaternion form")
         names = ("num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")
         return qnn.QEmbedding(*(getattr(layer, name) for name in names), **factory(layer))
 
-    packs = True
 
-    def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed) -> Packed:
-        if layer.max_norm is not None:
-            raise ExportError("a table of real numbers whose rows are shortened is not in the runtime.")
-        return packer.embed(name, input, layer.weight)
-
-
-register(qnn.QEmbedding, Embedding())
-register(nn.Embedding, RealEmbedding())
+register(nn.Embedding, Embedding(1))
+register(qnn.QEmbedding, Embedding(4))

@@ -13,7 +13,7 @@ from quern.functional.products import block_weight
 from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules
 from quern.graph.layer_plan import LayerPlan
-from quern.graph.layers.bases import OneToOne, factory, image_parts, nonzero, real_layer
+from quern.graph.layers.bases import OneToOne, factory, grain, image_parts, nonzero, real_layer
 from quern.graph.packing import Packed, Packer
 from quern.graph.spec import Affine, Call, Select, Shape, Work, Writer, add_parameter, both, register, take
 
@@ -73,7 +73,7 @@ class Linear(OneToOne):
         axis = x.dim() - 1 - len(getattr(layer, "kernel_size", ()))
         parts = self.parts(layer)
         if self.components == 1 and self.groups(layer) == 1:
-            parts = self.grain(reader, layer, value, axis)
+            parts = grain(self, reader, layer, value, axis)
         value = reader.facts.followed(value, x, axis, parts)
         units, uneven = len(value.live), self.pads(layer)
 

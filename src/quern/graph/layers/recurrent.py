@@ -12,7 +12,7 @@ from quern.errors import ExportError
 from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules, option, unknown, values_of
 from quern.graph.layer_plan import LayerPlan
-from quern.graph.layers.bases import Whole, factory, nonzero
+from quern.graph.layers.bases import factory, grain, nonzero
 from quern.graph.packing import Packed, Packer, cat, reshape
 from quern.graph.spec import Call, Select, Spec, Work, Writer, add_parameter, both, register, take
 
@@ -24,14 +24,31 @@ def _suffixes(layer: Any) -> list[list[str]]:
 
 
 class Recurrent(Spec):
-    """``new`` is the gate that makes what is new in the state. As long as it gives zero, a state that began at zero
-    stays there. ``real`` is the layer of torch, with ``options`` that both have."""
+    """``new`` is, of so many ``gates``, the one that makes what is new in the state: as long as it gives zero, a state
+    that began at zero stays there. A weight is seen as ``(components, gates * units, in)`` and a bias as
+    ``(components, gates * units)``, where a real layer has one component. ``real`` is the layer of torch and
+    ``quaternion`` ours, with ``options`` that both have."""
 
-    components = 4
     absorbs = True
 
-    def __init__(self, new: int, real: Callable[..., nn.Module], *options: str) -> None:
-        self.new, self.real, self.options = new, real, options
+    def __init__(
+        self,
+        components: int,
+        gates: int,
+        new: int,
+        real: Callable[..., nn.Module],
+        quaternion: Callable[..., nn.Module],
+        options: Sequence[str],
+    ) -> None:
+        self.components, self.gates, self.new = components, gates, new
+        self.real, self.quaternion, self.options = real, quaternion, options
+
+    def seen(self, t: Tensor) -> Tensor:
+        return t if self.components == 4 else t.unsqueeze(0)
+
+    def units(self, layer: Any) -> int:
+        """How many hidden units there are in each level and direction."""
+        return layer.hidden_size // self.components
 
     def weights(self, layer: Any) -> list[str]:
         return [name for name, _ in layer.named_parameters(recurse=False) if name.startswith("weight")]
@@ -40,7 +57,7 @@ class Recurrent(Spec):
         return [name for name, _ in layer.named_parameters(recurse=False) if name.startswith("bias")]
 
     def neurons(self, layer: Any) -> int:
-        return layer.num_layers * (2 if layer.bidirectional else 1) * layer.hidden_size // 4
+        return layer.num_layers * (2 if layer.bidirectional else 1) * self.units(layer)
 
     def carried(self, layer: Any, value: Any) -> Any:
         return value, (value, value) if self.real is nn.LSTM else value
@@ -53,14 +70,16 @@ class Recurrent(Spec):
         value, x = option(call.known, 0, "input", None), option(call.given, 0, "input", None)
         if not isinstance(x, Tensor) or not isinstance(value, Value):  # a packed sequence
             return reader.opaque(call.title, call.values, call.out)
+        if getattr(call.layer, "proj_size", 0):  # every hidden unit enters every number of the output
+            return reader.whole(call.values, call.out)
         return self._flow(reader, call, value, x, values_of((call.known[0][1:], call.known[1].get("hx"))))
 
     def _flow(self, reader: FunctionRules, call: Call, value: Value, x: Tensor, states: Sequence[Value]) -> Any:
         """Hidden units that start at zero and are driven by nothing stay at zero; all others count as live, because
         they change from step to step even under constant input."""
         facts, layer, out = reader.facts, call.layer, call.out
-        hidden = layer.hidden_size // 4
-        value = facts.followed(value, x, -1, 4)
+        hidden, axis = self.units(layer), x.dim() - 1
+        value = facts.followed(value, x, axis, grain(self, reader, layer, value, axis))
         assert value.ids is not None
         facts.whole(*states)
         record = facts.record(call.name, layer, value.ids, hidden)
@@ -72,7 +91,10 @@ class Recurrent(Spec):
         new = self.new
 
         def weight(kind: str, suffix: str) -> Tensor:
-            return nonzero(layer.get_parameter(f"{kind}_{suffix}")).any(0).unflatten(0, (layer.gates, hidden))
+            some = self.seen(nonzero(layer.get_parameter(f"{kind}_{suffix}"))).any(0)
+            if kind == "weight_ih" and suffix in _suffixes(layer)[0]:  # four real inputs may be one quaternion
+                some = some.unflatten(1, (-1, len(value.live))).any(1)
+            return some.unflatten(0, (self.gates, hidden))
 
         # Forward: which hidden units ever leave zero.
         moving: dict[str, Tensor] = {}
@@ -93,11 +115,11 @@ class Recurrent(Spec):
             source = torch.cat([moving[suffix] for suffix in row])
         ids = record.outputs.repeat(2 if layer.bidirectional else 1)
         heard = value.heard.any() | bool(states)
-        output = facts.value(out[0], ids, -1, 4, source, call.name, heard.expand(len(ids)))
+        output = facts.value(out[0], ids, -1, self.components, source, call.name, heard.expand(len(ids)))
         # A state has the last axis of units too, but those of several levels in one place.
         some = torch.stack(list(moving.values())).any(0)
         final = [
-            facts.value(state, record.outputs, -1, 4, some, call.name, heard.expand(hidden))
+            facts.value(state, record.outputs, -1, self.components, some, call.name, heard.expand(hidden))
             for state in (out[1] if isinstance(out[1], tuple) else (out[1],))
         ]
         edges = torch.cat([weight("weight_ih", suffix).flatten(0, 1) for suffix in _suffixes(layer)[0]])
@@ -124,47 +146,53 @@ class Recurrent(Spec):
     # ---------------------------------------------------------------------------------------------- narrowing
 
     def sizes(self, layer: Any) -> tuple[int | None, int | None]:
-        return layer.input_size // 4, layer.hidden_size // 4
+        return layer.input_size // self.components, self.units(layer)
 
     def still_names(self, layer: Any) -> set[str]:
         return {suffix for row in _suffixes(layer) for suffix in row}
 
     def selections(self, layer: Any, plan: LayerPlan) -> dict[str, Select]:
         ins, outs = plan.left
-        hidden = layer.hidden_size // 4
-        rows = [gate * hidden + n for gate in range(layer.gates) for n in outs]
+        hidden = self.units(layer)
+        rows = [gate * hidden + n for gate in range(self.gates) for n in outs]
         below = [direction * hidden + n for direction in range(2 if layer.bidirectional else 1) for n in outs]
         selections: dict[str, Select] = {}
         for level, row in enumerate(_suffixes(layer)):
             for suffix in row:
-                selections[f"weight_ih_{suffix}"] = both(take(1, rows), take(2, below if level else ins))
-                selections[f"weight_hh_{suffix}"] = both(take(1, rows), take(2, outs))
-                selections[f"bias_ih_{suffix}"] = selections[f"bias_hh_{suffix}"] = take(1, rows)
+                selections[f"weight_ih_{suffix}"] = both(take(-2, rows), take(-1, below if level else ins))
+                selections[f"weight_hh_{suffix}"] = both(take(-2, rows), take(-1, outs))
+                selections[f"bias_ih_{suffix}"] = selections[f"bias_hh_{suffix}"] = take(-1, rows)
         return selections
 
     def resize(self, layer: Any, plan: LayerPlan) -> None:
-        layer.input_size, layer.hidden_size = (4 * len(left) for left in plan.left)
+        layer.input_size, layer.hidden_size = (self.components * len(left) for left in plan.left)
 
     def absorb(self, layer: Any, plan: LayerPlan) -> None:
         suffixes = _suffixes(layer)
         if plan.constants:
             columns = [n for n, _ in plan.constants]
-            q = torch.tensor([q for _, q in plan.constants], dtype=torch.float64).T.unsqueeze(1)  # (4, 1, columns)
+            numbers = torch.tensor([q for _, q in plan.constants], dtype=torch.float64).T.unsqueeze(1)
+            product = hamilton if self.components == 4 else torch.mul  # of (components, rows or 1, columns)
             for suffix in suffixes[0]:
                 weight = layer.get_parameter(f"weight_ih_{suffix}")
-                pushed = hamilton(weight[:, :, columns].to(torch.float64), q.to(weight.device)).sum(2)
+                pushed = product(self.seen(weight)[..., columns].double(), numbers.to(weight.device)).sum(2)
                 if layer.bias:
-                    add_parameter(layer, f"bias_ih_{suffix}", pushed, weight)
-                weight[:, :, columns] = 0
+                    bias = pushed if self.components == 4 else pushed.squeeze(0)
+                    add_parameter(layer, f"bias_ih_{suffix}", bias, weight)
+                weight[..., columns] = 0
         for level, row in enumerate(suffixes):
             for direction, suffix in enumerate(row):
                 units = list(plan.still.get(suffix, ()))
-                layer.get_parameter(f"weight_hh_{suffix}")[:, :, units] = 0
+                layer.get_parameter(f"weight_hh_{suffix}")[..., units] = 0
                 for above in suffixes[level + 1] if level + 1 < layer.num_layers else []:
-                    shifted = [direction * layer.hidden_size // 4 + n for n in units]
-                    layer.get_parameter(f"weight_ih_{above}")[:, :, shifted] = 0
+                    shifted = [direction * self.units(layer) + n for n in units]
+                    layer.get_parameter(f"weight_ih_{above}")[..., shifted] = 0
 
     def to_real(self, writer: Writer, name: str, layer: Any, input: Any, hx: Any = None) -> Any:
+        given = (input,) if hx is None else (input, hx)
+        if self.components == 1:
+            return super().to_real(writer, name, layer, *given)
+
         def build() -> nn.Module:
             names = ("num_layers", "bias", "batch_first", "bidirectional", *self.options)
             options = {name: getattr(layer, name) for name in names}
@@ -174,7 +202,7 @@ class Recurrent(Spec):
                 setattr(real, own, nn.Parameter(layer._real(own).detach().clone()))
             return real
 
-        result = writer.call(name, build, input) if hx is None else writer.call(name, build, input, hx)
+        result = writer.call(name, build, *given)
         output = result[0]
         if layer.bidirectional:  # torch joins the directions as they are
             output = output.unflatten(-1, (2, 4, -1)).transpose(-3, -2).flatten(-3)
@@ -188,16 +216,16 @@ class Recurrent(Spec):
             raise ExportError("a sequence without a batch is not in the runtime.")
         kind = {nn.LSTM: "LSTM", nn.GRU: "GRU"}.get(self.real) or f"RNN_{layer.nonlinearity.upper()}"  # pyright: ignore[reportArgumentType, reportCallIssue]
         count, parts = (2 if kind == "LSTM" else 1), self.components
-        units = layer.hidden_size // parts
+        units = self.units(layer)
         x = packer.contiguous(input)
         given = () if hx is None else hx if isinstance(hx, tuple) else (hx,)
         last: list[list[Packed]] = [[] for _ in range(count)]
         for level, row in enumerate(_suffixes(layer)):
             directions = []
             for way, suffix in enumerate(row):
-                into, own = (self._seen(layer.get_parameter(f"weight_{at}_{suffix}")) for at in ("ih", "hh"))
+                into, own = (self.seen(layer.get_parameter(f"weight_{at}_{suffix}")) for at in ("ih", "hh"))
                 if layer.bias:
-                    first, second = (self._seen(layer.get_parameter(f"bias_{at}_{suffix}")) for at in ("ih", "hh"))
+                    first, second = (self.seen(layer.get_parameter(f"bias_{at}_{suffix}")) for at in ("ih", "hh"))
                 else:
                     first = second = into.new_zeros(into.shape[:2])
                 place = level * len(row) + way
@@ -215,26 +243,18 @@ class Recurrent(Spec):
         output = x if layer.batch_first else x.moved(lambda t: t.transpose(0, 1))
         return output, final if kind == "LSTM" else final[0]
 
-    def _seen(self, t: Tensor) -> Tensor:
-        return t if self.components == 4 else t.unsqueeze(0)
-
     def work(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> list[Work]:
         input = args[0] if args else kwargs["input"]
         data = input if isinstance(input, Tensor) else input.data  # of a packed sequence
         steps = data.numel() // data.shape[-1]
-        return [(layer.get_parameter(name), steps, 4) for name in self.weights(layer)]
-
-
-class RealRecurrent(Whole):
-    """``quaternion`` is the layer of the same name."""
-
-    def __init__(self, quaternion: Callable[..., nn.Module], *options: str) -> None:
-        self.quaternion, self.options = quaternion, options
+        return [(layer.get_parameter(name), steps, self.components) for name in self.weights(layer)]
 
     def quaternion_axis(self, layer: Any, axis: int | None, rank: int | None) -> int | None:
-        return None
+        return None if self.components == 1 else -1
 
     def quaternion_form(self, layer: Any) -> nn.Module | None:
+        if self.components == 4:
+            return None
         if layer.proj_size:
             raise ValueError("a recurrent layer with proj_size has no quaternion form")
         names = ("num_layers", "bias", "batch_first", "dropout", "bidirectional", *self.options)
@@ -242,9 +262,7 @@ class RealRecurrent(Whole):
         return self.quaternion(layer.input_size, layer.hidden_size, **options)
 
 
-register(nn.RNN, RealRecurrent(qnn.QRNN, "nonlinearity"))
-register(nn.LSTM, RealRecurrent(qnn.QLSTM))
-register(nn.GRU, RealRecurrent(qnn.QGRU))
-register(qnn.QRNN, Recurrent(0, nn.RNN, "nonlinearity"))
-register(qnn.QLSTM, Recurrent(2, nn.LSTM))
-register(qnn.QGRU, Recurrent(2, nn.GRU))
+for _kind, _gates, _new, _options in (("RNN", 1, 0, ("nonlinearity",)), ("LSTM", 4, 2, ()), ("GRU", 3, 2, ())):
+    _real, _quaternion = getattr(nn, _kind), getattr(qnn, f"Q{_kind}")
+    register(_real, Recurrent(1, _gates, _new, _real, _quaternion, _options))
+    register(_quaternion, Recurrent(4, _gates, _new, _real, _quaternion, _options))
