@@ -1,5 +1,5 @@
-"""Draw ``docs/speed.svg`` from ``benchmarks/layers.json``, ``docs/size.svg`` from runs of ``quern compress``, and
-``docs/runtime.svg`` from ``benchmarks/runtime.json``."""
+"""Draw ``docs/speed.svg`` and ``docs/widths.svg`` from ``benchmarks/layers.json``, ``docs/size.svg`` from runs of
+``quern compress``, and ``docs/runtime.svg`` from ``benchmarks/runtime.json``."""
 
 import json
 import math
@@ -113,6 +113,37 @@ def speed() -> None:
     write_text(ROOT / "docs/speed.svg", "\n".join(parts) + "\n")
 
 
+def widths() -> None:
+    """Time against width, both on logarithmic scales."""
+    rows = json.loads((ROOT / "benchmarks/layers.json").read_text())["rows"]
+    rows = [row for row in rows if row["part"] == "widths"]
+    left, top, wide, high = 70, 40, 510, 260
+    lines = (("#c0392b", "the common way", "baseline"), ("#777777", "real, as wide", "real"), ("#2f6f8f", "quern", "quern"))
+    times = [row[key] for row in rows for _, _, key in lines]
+    least, most = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))
+    parts = sheet(left + wide + 30, top + high + 50, 12)
+    parts += legend(left, tuple((n * 160, colour, name) for n, (colour, name, _) in enumerate(lines)))
+    for power in range(least, most + 1):
+        y = top + high * (most - power) / (most - least)
+        parts.append(f'<line x1="{left}" x2="{left + wide}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e4e4e4"/>')
+        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end" fill="#555555">{10.0**power:g} ms</text>')
+    columns = [left + wide * n / (len(rows) - 1) for n in range(len(rows))]  # widths are doubled from row to row
+    for x, row in zip(columns, rows, strict=True):
+        width = row["what"].split()[0]
+        parts.append(f'<text x="{x:.1f}" y="{top + high + 18}" text-anchor="middle" fill="#555555">{width}</text>')
+    for colour, _, key in lines:
+        heights = [top + high * (most - math.log10(row[key])) / (most - least) for row in rows]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(columns, heights, strict=True))
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in zip(columns, heights, strict=True)]
+    parts.append(
+        f'<text x="{left + wide / 2}" y="{top + high + 40}" text-anchor="middle" fill="#222222">'
+        "channels in and out of a 3x3 convolution of 8x8 positions (time of forward and backward upwards)</text>"
+    )
+    parts.append("</svg>")
+    write_text(ROOT / "docs/widths.svg", "\n".join(parts) + "\n")
+
+
 def runtime() -> None:
     """Time against the share of quaternions that are not zero: a line through the origin is the goal."""
     rows = json.loads((ROOT / "benchmarks/runtime.json").read_text())["rows"]
@@ -151,6 +182,7 @@ def runtime() -> None:
 
 def main() -> None:
     speed()
+    widths()
     size()
     runtime()
 

@@ -60,7 +60,11 @@ class BaselineLinear(nn.Module):
 
 def baseline(network: nn.Sequential) -> nn.Sequential:
     """The same network with the common layers; it takes the encoded 4-channel image."""
-    swap = {qnn.QConv2d: BaselineConv2d, qnn.QLinear: BaselineLinear}
+    swap = {
+        qnn.QConv2d: BaselineConv2d,
+        qnn.QLinear: BaselineLinear,
+        qnn.SplitMaxPool2d: lambda m: nn.MaxPool2d(m.kernel_size),
+    }
     return nn.Sequential(
         *(swap[type(m)](m) if type(m) in swap else copy.deepcopy(m) for m in network)  # pyright: ignore
     )

@@ -52,12 +52,11 @@ def set_recipe(model: nn.Module, value: Recipe) -> None:
     model._recipe = value  # pyright: ignore[reportArgumentType]
 
 
-def _stage(conv: nn.Module, norm: Norm, normalize: nn.Module, pool: bool) -> list[nn.Module]:
+def _stage(conv: nn.Module, norm: Norm, normalize: nn.Module, pooling: list[nn.Module]) -> list[nn.Module]:
     """A convolution with what follows it. Max-pooling and ReLU commute, so the ReLU acts on the smaller tensor unless
     a normalisation stands between them."""
     if norm not in _NORMS:
         raise ValueError(f"norm is {norm!r}, but it must be one of {', '.join(_NORMS)}.")
-    pooling: list[nn.Module] = [nn.MaxPool2d(2)] if pool else []
     if norm == "none":
         return [conv, *pooling, nn.ReLU(inplace=True)]
     if norm == "after_conv":
@@ -80,9 +79,10 @@ def _stages(
     for n, (width, pool, drop) in enumerate(zip(widths, pools, drops, strict=True)):
         if isinstance(input, str):
             conv = qnn.QConv2d(before, width, kernel, padding=1, input_parts=input if n == 0 else "rijk")
-            layers += _stage(conv, norm, qnn.QBatchNorm2d(width), pool)
+            layers += _stage(conv, norm, qnn.QBatchNorm2d(width), [qnn.SplitMaxPool2d(2)] if pool else [])
         else:
-            layers += _stage(nn.Conv2d(before, width, kernel, padding=1), norm, nn.BatchNorm2d(width), pool)
+            conv = nn.Conv2d(before, width, kernel, padding=1)
+            layers += _stage(conv, norm, nn.BatchNorm2d(width), [nn.MaxPool2d(2)] if pool else [])
         if drop:
             layers.append(qnn.QDropout2d(drop) if isinstance(input, str) else nn.Dropout2d(drop))
         before = width

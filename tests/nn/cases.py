@@ -167,6 +167,15 @@ def real_max_pool(layer: Any, x: Tensor) -> Tensor:
     return like(oracle.channels_joined(y, 1), x)
 
 
+def real_split_max_pool(layer: Any, x: Tensor) -> Tensor:
+    """Windows of 2x2 without padding, by loops."""
+    numbers = array(x)
+    y = np.empty((*numbers.shape[:2], *(n // 2 for n in numbers.shape[2:])))
+    for row, column in np.ndindex(*y.shape[2:]):
+        y[:, :, row, column] = numbers[:, :, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2].max((2, 3))
+    return like(y, x)
+
+
 def real_mod_relu(layer: Any, x: Tensor) -> Tensor:
     q = oracle.channels_apart(array(x), layer.dim)
     size = np.sqrt((q**2).sum(0))
@@ -350,6 +359,7 @@ CASES = [
     case("layer_norm", qnn.QLayerNorm, (12,), (3, 2, 12), real_layer_norm),
     case("layer_norm_axes", qnn.QLayerNorm, ((3, 8),), (2, 3, 8), real_layer_norm, bias=False),
     case("layer_norm_plain", qnn.QLayerNorm, (8,), (2, 8), real_layer_norm, elementwise_affine=False),
+    Case("split_max_pool2d", bare(qnn.SplitMaxPool2d, 2), ((2, 8, 7, 6),), real_split_max_pool),
     Case("max_pool1d", bare(qnn.QMaxPool1d, 2), ((2, 8, 7),), real_max_pool),
     Case("max_pool2d", bare(qnn.QMaxPool2d, 3, 2), ((2, 8, 7, 6),), real_max_pool),
     Case("max_pool3d", bare(qnn.QMaxPool3d, 2), ((2, 4, 4, 2, 5),), real_max_pool),

@@ -29,11 +29,12 @@ from quern.functional.channels import (
 from quern.functional.norms import batch_norm, group_norm, layer_norm, whiten
 from quern.functional.products import Geometry
 from quern.functional.shapes import axis, check_padding, in_layout_of, same_padding, split, tuple_of, weight_layout
+from quern.functional.split_max_pool import split_max_pool2d
 from quern.functional.weight_cache import WeightCache, cached
 
 __all__ = ["batch_norm", "cat", "channel_shuffle", "chunk", "conv", "conv_transpose", "dropout", "encode_gray"]
 __all__ += ["encode_rgb", "group_norm", "layer_norm", "linear", "max_pool", "mod_relu", "modulus", "pixel_shuffle"]
-__all__ += ["pixel_unshuffle", "reshape", "slice_channels", "split_channels", "whiten"]
+__all__ += ["pixel_unshuffle", "reshape", "slice_channels", "split_channels", "split_max_pool2d", "whiten"]
 
 
 def _full_precision(x: Tensor) -> bool:

@@ -8,6 +8,17 @@ from quern import functional as F
 Size = int | Sequence[int]
 
 
+class SplitMaxPool2d(nn.MaxPool2d):
+    """``nn.MaxPool2d``: of each window the maximum of each component. In training it is faster than torch's for
+    channels_last images on CPUs; values and gradients are the same."""
+
+    def forward(self, input: Float[Tensor, "..."]) -> Tensor | tuple[Tensor, Tensor]:
+        if self.return_indices:
+            return super().forward(input)
+        sizes = (self.kernel_size, self.stride, self.padding, self.dilation)
+        return F.split_max_pool2d(input, *sizes, self.ceil_mode)
+
+
 class QMaxPool(nn.Module):
     """Abstract: ``space`` is the number of spatial axes."""
 

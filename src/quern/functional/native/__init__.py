@@ -41,6 +41,12 @@ class BatchNorm(ctypes.Structure):
     ]
 
 
+class MaxPool(ctypes.Structure):
+    """What max_pool.c has to know of the images; it says there what the numbers are."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("images", "height", "width", "channels", "threads")]
+
+
 # What the functions take besides their description and the way to start threads: so many pointers.
 POINTERS = {
     "quern_winograd_forward": 6,
@@ -51,6 +57,8 @@ POINTERS = {
     "quern_depthwise_weight": 5,
     "quern_batch_norm_forward": 7,
     "quern_batch_norm_backward": 9,
+    "quern_max_pool_forward": 3,
+    "quern_max_pool_backward": 3,
 }
 
 

@@ -42,6 +42,14 @@ class MaxPool(Pool):
         return function(packer, out, input, *sizes, return_indices=layer.return_indices)
 
 
+class SplitMaxPool(MaxPool):
+    """torch's own in the real form."""
+
+    def to_real(self, writer: Writer, name: str, layer: Any, input: Any) -> Any:
+        sizes = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+        return writer.call(name, lambda: nn.MaxPool2d(*sizes, layer.return_indices, layer.ceil_mode), input)
+
+
 class AdaptiveMaxPool(Pool):
     packs = True
 
@@ -135,6 +143,7 @@ for _n in (1, 2, 3):
         register(getattr(nn, f"{_name}Pad{_n}d"), Padding(_mode))
     register(getattr(nn, f"ReplicationPad{_n}d"), Padding("replicate"))
     register(getattr(nn, f"LPPool{_n}d"), Rest())
+register(qnn.SplitMaxPool2d, SplitMaxPool(2))
 register(nn.Softmax, Rest())
 for _kind in (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d):
     register(_kind, Upsample(1, 2, 3))
