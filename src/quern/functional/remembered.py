@@ -19,6 +19,7 @@ Call = Callable[[Tensor, Tensor | None], Tensor]
 
 # For kernels larger than 3x3 torch goes to oneDNN, whose overhead is more than such a convolution takes.
 FEW_POSITIONS, ENOUGH_NUMBERS = 256, 200
+_convolve_without_onednn = torch.ops.aten.thnn_conv2d.default
 
 
 def _flat(bias: Tensor | None) -> Tensor | None:
@@ -46,7 +47,7 @@ def block_call(real: Tensor, geometry: Geometry, layout: torch.memory_format | N
     def call(x: Tensor, bias: Tensor | None) -> Tensor:
         x = x if layout is None else x.to(memory_format=layout)
         if small and not needs_plain(x, bias):
-            return torch.ops.aten.thnn_conv2d(x, real, kernel, _flat(bias), geometry.stride, geometry.padding)
+            return _convolve_without_onednn(x, real, kernel, _flat(bias), geometry.stride, geometry.padding)
         return geometry.apply(x, real, _flat(bias), 1)
 
     return call
