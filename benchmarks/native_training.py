@@ -1,6 +1,6 @@
 """Whole trainings of the CIFAR-10 network with and without the kernels in C: accuracies and seconds of both.
 
-    python benchmarks/native_training.py --json FILE [--seeds 0 1] [--epochs 12] [--batch 100] [--images N] [--threads 2]
+    python benchmarks/native_training.py --json FILE [--seeds 0 1] [--epochs 12] [--batch 100] [--images N]
 
 Each training is a fresh process, with ``QUERN_NATIVE=0`` or without; the two of a seed have the same weights at first,
 the same batches and the same settings, and follow each other. The record is written after each. One that is there
