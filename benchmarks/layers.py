@@ -2,17 +2,19 @@
 
     python benchmarks/layers.py [--part NAME] [--json FILE] [--repeats N]
 
-The baseline is also how the library of 2019 writes its layers. Every ratio is baseline over quern, measured interleaved
-in this one run; above 1 is faster. Whole networks are timed in five fresh processes, of which the one with the median
-ratio is shown. The two networks of a row have the same weights, the same layers in the same order, and compute the same
-scores (checked before timing), unless the row says otherwise: a real network of equal width has as many channels.
+The library of 2019 writes its layers like that too, with a parameter for each component: rows of their own. Every
+ratio is baseline over quern, measured interleaved in this one run; above 1 is faster. Whole networks are timed in five
+fresh processes, of which the one with the median ratio is shown. The two networks of a row have the same weights, the
+same layers in the same order, and compute the same scores (checked before timing), unless the row says otherwise: a
+real network of equal width has as many channels, and a folded one has no batch normalisations left.
 """
 
 import copy
 import itertools
 import multiprocessing
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,15 +22,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import separable
-from quern import models
+from quern import io, models
 from quern import nn as qnn
 from quern.bench.memory import peak_bytes
+from quern.compact import fold
 from quern.functional import products
 from quern.sparsity import measure as measure_size
 from timing import main, medians
 
+ROOT = Path(__file__).parent.parent
 
-def cat_block(w: Tensor) -> Tensor:
+
+def cat_block(w: Iterable[Tensor]) -> Tensor:
     """The block as every public library builds it, typed out on purpose: this is the thing to compare with."""
     r, i, j, k = w
     rows = [(r, -i, -j, -k), (i, r, -k, j), (j, k, r, -i), (k, -j, i, r)]
@@ -56,6 +61,20 @@ class BaselineLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, cat_block(self.weight), self.bias)
+
+
+class FourWeights(nn.Module):
+    """A layer as the library of 2019 has it, written from the formula: a parameter for each of r, i, j and k."""
+
+    def __init__(self, layer: BaselineConv2d | BaselineLinear) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(part.detach().clone() for part in layer.weight)
+        self.bias = layer.bias
+        self.geometry: Any = (layer.stride, layer.padding) if isinstance(layer, BaselineConv2d) else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        block = cat_block(self.parts)
+        return F.linear(x, block, self.bias) if self.geometry is None else F.conv2d(x, block, self.bias, *self.geometry)
 
 
 def baseline(network: nn.Sequential) -> nn.Sequential:
@@ -131,6 +150,20 @@ def _time_steps(name: str, batch: int, repeats: int) -> dict[str, float]:
     return medians(steps, repeats)
 
 
+def _time_against_2019(name: str, batch: int, repeats: int) -> dict[str, float]:
+    torch.set_num_threads(2)
+    ours, x, theirs, encoded = pair(name, batch)
+    common = (BaselineConv2d, BaselineLinear)
+    theirs = nn.Sequential(*(FourWeights(m) if isinstance(m, common) else m for m in theirs))
+    with torch.no_grad():
+        torch.testing.assert_close(ours.eval()(x), theirs.eval()(encoded), rtol=1e-3, atol=1e-3)
+    steps = {
+        "baseline": training_step(theirs.train(), theirs.parameters(), encoded),
+        "quern": training_step(ours.train(), ours.parameters(), x),
+    }
+    return medians(steps, repeats)
+
+
 REAL: dict[str, Callable[[], nn.Module]] = {
     "CIFAR-10": lambda: models.cifar_cnn(widths=(32, 64, 128, 256, 512)),
     "MNIST": lambda: models.mnist_cnn(widths=(16, 32)),
@@ -161,6 +194,23 @@ def _time_eval(name: str, repeats: int) -> dict[str, float]:
     torch.set_num_threads(2)
     ours, x, theirs, encoded = pair(name, 1)
     return medians({"baseline": forward_of(theirs.eval(), encoded), "quern": forward_of(ours.eval(), x)}, repeats)
+
+
+COMPACTED = {"CIFAR-10": ("cifar10-43", "cifar10-60k"), "MNIST": ("mnist-1500",)}
+
+
+def _time_compacted(name: str, result: str, folded: bool, repeats: int) -> dict[str, float]:
+    """A network of results/, as it is or folded, against the same in the common way."""
+    torch.set_num_threads(2)
+    torch.manual_seed(0)
+    _, shape, encode = NETWORKS[name]
+    small = io.load(ROOT / "results" / result / "small.safetensors").eval()
+    assert isinstance(small, nn.Sequential)
+    ours, theirs, x = fold(small).eval() if folded else small, baseline(small).eval(), torch.randn(1, *shape)
+    encoded = encode(x)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs(encoded), rtol=1e-3, atol=1e-3)
+    return medians({"baseline": forward_of(theirs, encoded), "quern": forward_of(ours, x)}, repeats)
 
 
 def in_fresh_processes(function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -231,6 +281,11 @@ def steps(repeats: int) -> Rows:
         race_in_processes(f"{name} training step, batch {batch}", target, _time_steps, name, batch, repeats)
         for name, batch, target in (("CIFAR-10", 100, 2.0), ("CIFAR-10", 400, 2.3), ("MNIST", 400, 1.8))
     ]
+
+
+def of_2019(repeats: int) -> Rows:
+    label = "training step, batch 100, against layers as in the library of 2019"
+    return [race_in_processes(f"{name} {label}", None, _time_against_2019, name, 100, repeats) for name in NETWORKS]
 
 
 def real(repeats: int) -> Rows:
@@ -313,10 +368,15 @@ def last(thing: Any) -> Any:
 
 
 def evals(repeats: int) -> Rows:
-    return [
+    rows = [
         race_in_processes(f"{name} eval forward, batch 1", target, _time_eval, name, repeats)
         for name, target in (("CIFAR-10", 1.5), ("MNIST", None))
     ]
+    for name, results in COMPACTED.items():
+        for result, folded in itertools.product(results, (False, True)):
+            label = f"{name} {result}{', folded' if folded else ''}, eval forward, batch 1"
+            rows.append(race_in_processes(label, None, _time_compacted, name, result, folded, repeats))
+    return rows
 
 
 def memory(_: int) -> Rows:
@@ -330,6 +390,7 @@ def memory(_: int) -> Rows:
 
 PARTS = {
     "steps": steps,
+    "2019": of_2019,
     "real": real,
     "depthwise": depthwise,
     "layers": layers,

@@ -1,11 +1,13 @@
 """``quern bench``."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
+from quern.bench.machine import machine
 from quern.export import to_onnx
 from tests.commands import here, refused
 
@@ -48,3 +50,28 @@ def test_what_is_wrong_is_one_sentence(run: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.safetensors").write_bytes((run / "model.safetensors").read_bytes()[:-1])
     refused("bench", tmp_path / "broken.safetensors")
     assert "cannot be written" in refused("bench", run, "--out", tmp_path / "no" / "x.json")
+
+
+def test_the_machine_is_shown_in_a_short_table() -> None:
+    lines = here("bench", "--machine")[0].splitlines()
+    assert [line.split("  ")[0].strip() for line in lines if line.strip()] == [
+        "processor",
+        "vector instructions",
+        "training kernels in C",
+        "C runtime",
+        "torch",
+        "quern",
+    ]
+    assert torch.__version__ in lines[4]
+
+
+def test_the_machine_as_json() -> None:
+    facts = json.loads(here("bench", "--machine", "--json")[0])
+    assert facts == json.loads(json.dumps(asdict(machine())))
+    assert facts["threads"] == torch.get_num_threads()
+
+
+def test_the_machine_is_not_timed(run: Path, tmp_path: Path) -> None:
+    assert "--machine times nothing" in refused("bench", run, "--machine")
+    assert "--machine times nothing" in refused("bench", "--machine", "--out", tmp_path / "x.json")
+    assert "say which networks to time, or --machine" in refused("bench")

@@ -1,6 +1,7 @@
 """``quern bench``."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,19 +25,30 @@ Examples:
   quern bench runs/demo/dense runs/demo/small --batch 1 --threads 1
 
   quern bench small.safetensors small-int8.onnx --out bench.json
+
+  quern bench --machine    (which kernels are in use here)
 """
 
 
 def bench(
-    models: Annotated[list[Path], typer.Argument(help="Folders of runs, .safetensors, .onnx or .qrn files.")],
+    models: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Folders of runs, .safetensors, .onnx or .qrn files.", show_default=False),
+    ] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Images per call.", show_default="1 and 64")] = None,
     threads: Annotated[list[int] | None, typer.Option(help="CPU threads.", show_default="1 and 2")] = None,
     repeats: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 30,
     out: Annotated[Path | None, typer.Option(help="File for the numbers, as JSON.")] = None,
+    machine: Annotated[bool, typer.Option("--machine", help="Only say which kernels are in use here.")] = False,
     json_: Json = False,
 ) -> None:
     """Time networks next to each other: in torch, in onnxruntime, and packed in the C runtime. One network is compared
     with itself, compacted."""
+    if machine:
+        _show_machine(bool(models), out, json_)
+        return
+    if not models:
+        raise QuernError("say which networks to time, or --machine for what is in use here.")
     from quern import bench as benching
     from quern.bench.machine import facts
 
@@ -77,6 +89,18 @@ def bench(
         typer.echo(json.dumps(record))
     else:
         out_console.print(timings)
+
+
+def _show_machine(any_models: bool, out: Path | None, json_: bool) -> None:
+    from quern.bench.machine import machine
+
+    if any_models or out is not None:
+        raise QuernError("--machine times nothing: leave the networks and --out away.")
+    facts = machine()
+    if json_:
+        typer.echo(json.dumps(asdict(facts)))
+    else:
+        out_console.print(facts)
 
 
 def _unused(name: str, taken: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ normalisation and pooling that axis is 1, for linear maps the last; operations t
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from quern.functional.channels import (
 )
 from quern.functional.norms import batch_norm, group_norm, layer_norm, whiten
 from quern.functional.products import Geometry
+from quern.functional.remembered import block_call, linear_call, winograd_call
 from quern.functional.shapes import axis, check_padding, in_layout_of, same_padding, split, tuple_of, weight_layout
 from quern.functional.split_max_pool import split_max_pool2d
 from quern.functional.weight_cache import WeightCache, cached
@@ -60,6 +61,8 @@ def linear(
 
     ``x`` is ``(..., len(input_parts) * in)`` and the result ``(..., 4 * out)``.
     """
+    if cache is not None and (call := cache.recall(weight, x, input_parts)) is not None:
+        return call(x, bias)
     _, out, inner = weight.shape
     wanted = len(input_parts) * inner
     if x.dim() == 0 or x.shape[-1] != wanted:
@@ -74,24 +77,9 @@ def linear(
     if form == "stacked":
         return products.stacked_linear(x, weight, bias)
     real = cached(cache, form, weight, lambda: products.block_weight(weight, input_parts))
+    if cache is not None:
+        cache.remember(weight, (x.shape, x.dtype, input_parts), linear_call(real))
     return F.linear(x, real, None if bias is None else bias.flatten())
-
-
-@dataclass(frozen=True)
-class _BlockCall:
-    """A convolution in the block form, and for which inputs and options it was chosen. Choosing takes longer than a
-    small convolution."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    options: tuple[Any, ...]
-    weight: Tensor
-    geometry: Geometry
-    layout: torch.memory_format | None
-
-    def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        x = x if self.layout is None else x.to(memory_format=self.layout)
-        return self.geometry.apply(x, self.weight, None if bias is None else bias.flatten(), 1)
 
 
 def _convolve(
@@ -135,6 +123,9 @@ def _convolve(
     elif form == "winograd":
         transformed = cached(cache, form, weight, lambda: winograd.winograd_weights(weight.detach()))
         y = winograd.winograd_convolution(x, weight, bias, geometry, transformed)
+        if cache is not None and options is not None and batched:
+            again = partial(_again, weight, geometry, input_parts, cache)
+            cache.remember(weight, (x.shape, x.dtype, options), winograd_call(transformed, geometry, layout, again))
     elif form == "depthwise":
         y = depthwise.depthwise_convolution(x, weight, bias, geometry)
     elif form == "stacked":
@@ -143,8 +134,15 @@ def _convolve(
         real = cached(cache, form, weight, lambda: products.block_weight(weight, input_parts, *shape))
         y = products.block_convolution(x, real, bias, geometry, input_parts)
         if cache is not None and options is not None and batched and geometry.groups == 1:
-            cache.remember(weight, _BlockCall(x.shape, x.dtype, options, real, geometry, layout))
+            cache.remember(weight, (x.shape, x.dtype, options), block_call(real, geometry, layout, x))
     return y if batched else y.squeeze(0)
+
+
+def _again(
+    weight: Tensor, geometry: Geometry, input_parts: str, cache: WeightCache, x: Tensor, bias: Tensor | None
+) -> Tensor:
+    """A convolution that was remembered, chosen anew."""
+    return _convolve(x, weight, bias, geometry, input_parts, cache)
 
 
 def conv(
@@ -167,9 +165,8 @@ def conv(
     channels, so each group has all four components of its channels.
     """
     options = (stride, padding, dilation, groups, input_parts)
-    last = None if cache is None else cache.recall(weight)
-    if last is not None and (last.shape, last.dtype, last.options) == (x.shape, x.dtype, options):
-        return last.apply(x, bias)
+    if cache is not None and (call := cache.recall(weight, x, options)) is not None:
+        return call(x, bias)
     # A word may pad the input first, and a list may be another one next time.
     plain = all(type(option) in (int, tuple) for option in (stride, padding, dilation))
     space = weight.dim() - 3

@@ -42,7 +42,8 @@ def threads_for(products: int) -> int:
     return max(1, min(torch.get_num_threads(), products // PRODUCTS_OF_A_THREAD))
 
 
-def _laid_as(x: Tensor, y: Tensor) -> Tensor:
+def laid_as(x: Tensor, y: Tensor) -> Tensor:
+    """A result in channels_last in the layout of the images ``x``."""
     return y if is_channels_last(x) else y.contiguous()
 
 
@@ -53,7 +54,7 @@ class _NativeConvolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, passes: Passes) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
         ctx.geometry, ctx.passes = geometry, passes
-        return _laid_as(x, passes.forward(x, weight, None if bias is None else bias.flatten(), geometry))
+        return laid_as(x, passes.forward(x, weight, None if bias is None else bias.flatten(), geometry))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -68,7 +69,7 @@ class _NativeConvolution(torch.autograd.Function):
             return *gradients_of(plain, ctx.saved_tensors, ctx.needs_input_grad[:3], grad), None, None
         need_x, need_weight, need_bias, *_ = ctx.needs_input_grad
         passes: Passes = ctx.passes
-        grad_x = _laid_as(x, passes.gradient_of_input(grad, x, weight, geometry)) if need_x else None
+        grad_x = laid_as(x, passes.gradient_of_input(grad, x, weight, geometry)) if need_x else None
         grad_weight = passes.gradient_of_weight(grad, x, weight, geometry) if need_weight else None
         grad_bias = grad.sum((0, 2, 3)).view(4, -1) if need_bias else None
         return grad_x, grad_weight, grad_bias, None, None

@@ -59,18 +59,20 @@ class WeightCache:
     def clear(self) -> None:
         # One assignment, so that a thread sees either the old pair or the new one.
         self._state: tuple[Tensor | None, dict[Hashable, Any]] = (None, {})
-        self._last: tuple[Tensor | None, Any] = (None, None)
+        self._last: tuple[Tensor | None, Hashable, Any] = (None, None, None)
 
-    def recall(self, weight: Tensor) -> Any:
-        """What :meth:`remember` was told last, if the ``weight`` is still the same."""
-        source, value = self._last
-        return value if source is not None and _may_be_kept(weight) and _is_copy(source, weight) else None
+    def recall(self, weight: Tensor, x: Tensor, options: Hashable) -> Any:
+        """The call that was remembered last, if it was for such an input, and the ``weight`` is still the same."""
+        source, key, call = self._last
+        if source is None or not _may_be_kept(weight) or key != (x.shape, x.dtype, options):
+            return None
+        return call if _is_copy(source, weight) else None
 
-    def remember(self, weight: Tensor, value: Any) -> None:
-        """Keep what the next call needs to know, if it is like this one: one thing, as most calls of a layer are."""
+    def remember(self, weight: Tensor, key: Hashable, call: Any) -> None:
+        """Keep how a call was made, for the next one. One is enough, as most calls of a layer are alike."""
         source, _ = self._state
         if source is not None and _may_be_kept(weight):
-            self._last = (source, value)
+            self._last = (source, key, call)
 
     def get(self, key: Hashable, weight: Tensor, build: Callable[[], Any]) -> Any:
         """What ``build()`` returns for this ``weight``, from memory where that is sound."""

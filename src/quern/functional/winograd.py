@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from quern.functional import native
-from quern.functional.native_convolution import CONJUGATE, Passes, can_be_native, native_convolution, threads_for
+from quern.functional.native_convolution import (
+    CONJUGATE,
+    Passes,
+    can_be_native,
+    laid_as,
+    native_convolution,
+    threads_for,
+)
 from quern.functional.products import FLIP, TARGET, Geometry
 from quern.functional.shapes import as_pixels
 
@@ -112,3 +119,8 @@ def winograd_convolution(
 
     passes = Passes(forward, _gradient_of_input, _gradient_of_weight)
     return native_convolution(x, weight, bias, geometry, passes)
+
+
+def winograd_forward(x: Tensor, weights: Weights, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """The same without gradients, and nobody asks."""
+    return laid_as(x, _convolve(x, weights, None if bias is None else bias.flatten(), geometry.padding[0]))
