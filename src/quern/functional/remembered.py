@@ -17,8 +17,9 @@ from quern.functional.products import Geometry
 
 Call = Callable[[Tensor, Tensor | None], Tensor]
 
-# For kernels larger than 3x3 torch goes to oneDNN, whose overhead is more than such a convolution takes.
-FEW_POSITIONS, ENOUGH_NUMBERS = 256, 200
+# For kernels larger than 3x3 torch goes to oneDNN, whose overhead is more than a small convolution takes: one whose
+# input, unfolded to a row for each position, has at most so many numbers.
+UNFOLDED_NUMBERS = 1 << 17
 _convolve_without_onednn = torch.ops.aten.thnn_conv2d.default
 
 
@@ -38,8 +39,7 @@ def block_call(real: Tensor, geometry: Geometry, layout: torch.memory_format | N
         len(kernel) == 2
         and min(kernel) > 3
         and x.shape[0] == 1
-        and x.shape[2] * x.shape[3] <= FEW_POSITIONS
-        and inner * kernel[0] * kernel[1] >= ENOUGH_NUMBERS
+        and x.shape[2] * x.shape[3] * inner * kernel[0] * kernel[1] <= UNFOLDED_NUMBERS
         and geometry.dilation == (1, 1)
         and x.dtype == torch.float32
     )
