@@ -230,7 +230,7 @@ def _resnet20(conv: Conv, channels: int, widths: Sequence[int]) -> list[nn.Modul
 def _small(conv: Conv, channels: int, widths: Sequence[int]) -> list[nn.Module]:
     layers, before = _stem(conv, channels, widths[0]), widths[0]
     for width in widths:
-        layers.append(nn.MaxPool2d(2))
+        layers.append(nn.MaxPool2d(2) if conv is nn.Conv2d else qnn.SplitMaxPool2d(2))
         if width != before:
             layers += [*_normed(conv(before, width, 3, 1, 1, bias=False), width), nn.ReLU()]
         layers.append(_block(conv, width, width))
