@@ -118,7 +118,11 @@ def widths() -> None:
     rows = json.loads((ROOT / "benchmarks/layers.json").read_text())["rows"]
     rows = [row for row in rows if row["part"] == "widths"]
     left, top, wide, high = 70, 40, 510, 260
-    lines = (("#c0392b", "the common way", "baseline"), ("#777777", "real, as wide", "real"), ("#2f6f8f", "quern", "quern"))
+    lines = (
+        ("#c0392b", "the common way", "baseline"),
+        ("#777777", "real, as wide", "real"),
+        ("#2f6f8f", "quern", "quern"),
+    )
     times = [row[key] for row in rows for _, _, key in lines]
     least, most = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))
     parts = sheet(left + wide + 30, top + high + 50, 12)
@@ -135,7 +139,10 @@ def widths() -> None:
         heights = [top + high * (most - math.log10(row[key])) / (most - least) for row in rows]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(columns, heights, strict=True))
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in zip(columns, heights, strict=True)]
+        parts += [
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>'
+            for x, y in zip(columns, heights, strict=True)
+        ]
     parts.append(
         f'<text x="{left + wide / 2}" y="{top + high + 40}" text-anchor="middle" fill="#222222">'
         "channels in and out of a 3x3 convolution of 8x8 positions (time of forward and backward upwards)</text>"
