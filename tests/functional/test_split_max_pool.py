@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not native.is_available(), reason="THE TRAINING 
 
 
 def last(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
+    return x.contiguous(memory_format=torch.channels_last).detach().requires_grad_()
 
 
 def passed(pool, x: Tensor, grad: Tensor) -> list[Tensor]:
@@ -63,7 +63,7 @@ def test_every_build_and_any_number_of_threads(build: str, threads: int, monkeyp
 
 
 def test_derivatives_of_derivatives() -> None:
-    x = last(torch.randn(2, 8, 5, 7)).requires_grad_()
+    x = last(torch.randn(2, 8, 5, 7))
 
     def twice(pool) -> Tensor:
         (first,) = torch.autograd.grad(pool(x, 2).pow(3).sum(), x, create_graph=True)
@@ -73,7 +73,7 @@ def test_derivatives_of_derivatives() -> None:
 
 
 def test_an_activation_may_be_done_in_place() -> None:
-    x = last(torch.randn(2, 8, 6, 6)).requires_grad_()
+    x = last(torch.randn(2, 8, 6, 6))
     (found,) = torch.autograd.grad(torch.relu_(split_max_pool2d(x, 2)).sum(), x)
     (wanted,) = torch.autograd.grad(torch.relu(TF.max_pool2d(x, 2)).sum(), x)
     assert torch.equal(found, wanted)
@@ -95,6 +95,9 @@ def test_what_it_cannot_do_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> 
     assert not can_pool(last(x).double(), *sizes)
     assert not can_pool(last(x)[:0], *sizes)
     assert not can_pool(last(x), 2, 2, 1, 1)
+    assert not can_pool(last(x).detach(), *sizes)
+    with torch.no_grad():
+        assert not can_pool(last(x), *sizes)
     with torch.autocast("cpu", torch.bfloat16):
         assert not can_pool(last(x), *sizes)
     program = torch.export.export(qnn.SplitMaxPool2d(2), (last(x),))

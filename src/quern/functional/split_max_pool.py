@@ -18,13 +18,15 @@ Size = int | Sequence[int]
 
 
 def can_pool(x: Tensor, kernel_size: Size, stride: Size, padding: Size, dilation: Size) -> bool:
-    """Whether the kernels are here, and these are channels_last images and windows for them."""
+    """Whether the kernels are here, and these are channels_last images and windows for them, in training."""
     sizes = [tuple_of(size, 2) for size in (kernel_size, stride, padding, dilation)]
     return (
         sizes == [(2, 2), (2, 2), (0, 0), (1, 1)]
         and x.dtype == torch.float32
         and x.device.type == "cpu"
         and not needs_plain(x)  # compilers go no further
+        and x.requires_grad
+        and torch.is_grad_enabled()  # without gradients torch's is as fast, and sooner begun
         and type(x) in (Tensor, nn.Parameter)
         and x.dim() == 4
         and x.is_contiguous(memory_format=torch.channels_last)
