@@ -5,68 +5,17 @@ A function of torch that cuts or joins channels cuts components apart: ``torch.c
 one of :mod:`quern.functional` that does the same to whole quaternions. What cannot be decided is a problem with a name.
 """
 
-import operator
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.node import map_aggregate, map_arg
+from torch.fx.node import map_arg
 
 from quern import functional as F
-from quern.graph.spec import Spec, own_spec
-
-
-@dataclass(frozen=True)
-class At:
-    """A value with quaternions along ``axis``, which is counted from the front if the number of axes is known."""
-
-    axis: int
-    rank: int | None = None
-
-    @classmethod
-    def of(cls, axis: int, rank: int | None) -> "At":
-        return cls(axis if rank is None else axis % rank, rank)
-
-    def is_axis(self, dim: int) -> bool:
-        """Whether ``dim`` is the axis of the quaternions."""
-        if self.rank is not None:
-            return dim % self.rank == self.axis
-        if (dim < 0) != (self.axis < 0):
-            raise NeedsExample
-        return dim == self.axis
-
-    @property
-    def from_right(self) -> int:
-        if self.rank is not None:
-            return self.axis - self.rank
-        if self.axis >= 0:
-            raise NeedsExample
-        return self.axis
-
-    @property
-    def whole(self) -> tuple[int, int]:
-        """The axis from the front, and how many there are."""
-        if self.rank is None:
-            raise NeedsExample
-        return self.axis, self.rank
-
-
-@dataclass(frozen=True)
-class Each:
-    """Several values that are all alike."""
-
-    value: Any
-
-
-class NeedsExample(Exception):
-    """What a function does depends on how many axes a value has, or how long they are."""
-
-
-class Cut(Exception):
-    """A function does to quaternions what has no counterpart; the text says why."""
-
+from quern.convert._axes import At, Cut, Each, NeedsExample, each_at, view_group
+from quern.convert._nodes import is_torchs, name_of
+from quern.graph.spec import own_spec
 
 _ALONE = "relu relu_ relu6 gelu silu elu selu celu mish leaky_relu leaky_relu_ hardtanh hardtanh_ hardswish hardsigmoid"
 _ALONE += " softplus softsign sigmoid sigmoid_ tanh tanh_ logsigmoid prelu rrelu threshold hardshrink softshrink"
@@ -134,7 +83,7 @@ class Channels:
         collected: list[At] = []
 
         def look(node: fx.Node) -> fx.Node:
-            collected.extend(_each_at(self.at.get(node)))
+            collected.extend(each_at(self.at.get(node)))
             return node
 
         map_arg(arguments, look)
@@ -175,20 +124,20 @@ class Channels:
         self.at[node] = None
         stack = list((node.meta.get("nn_module_stack") or {}).values())
         owner = stack[-1][0] if stack else ""
-        self.problems.append((kind, f"{_name(node)} in {owner or 'forward'}"))
+        self.problems.append((kind, f"{name_of(node)} in {owner or 'forward'}"))
 
     def _node(self, node: fx.Node) -> Any:
         if node.op == "call_module":
             return self._layer(node, self.root.get_submodule(str(node.target)))
         if node.op not in ("call_function", "call_method"):
             return None
-        name = _name(node)
+        name = name_of(node)
         given = (node.args, node.kwargs)
         if name == "getitem" and isinstance(node.args[0], fx.Node):
             return self._indexed(node)
         if not self._all(given):
             return None
-        rule = self.rules.get(name) if _is_torchs(node) else None
+        rule = self.rules.get(name) if is_torchs(node) else None
         if rule is None:
             raise Cut("functions that are not known to keep quaternions whole")
         return rule(node)
@@ -236,7 +185,7 @@ class Channels:
         return At.of(axes.pop(), rank)
 
     def _reduced(self, node: fx.Node) -> Any:
-        name = _name(node)
+        name = name_of(node)
         value = self._at(self._first(node))
         place = 2 if name in ("norm", "vector_norm") else 1
         dim: Any = self._argument(node, place, "dim", "axis")
@@ -259,7 +208,7 @@ class Channels:
         return Each(out) if name in ("max", "min", "median") else out
 
     def _moved(self, node: fx.Node) -> At | None:
-        name = _name(node)
+        name = name_of(node)
         value = self._at(self._first(node))
         if value is None:
             raise Cut("functions that are not known to keep quaternions whole")
@@ -290,7 +239,7 @@ class Channels:
         return own
 
     def _pieces(self, node: fx.Node) -> Each:
-        name = _name(node)
+        name = name_of(node)
         x = self._first(node)
         value = self._at(x)
         place = 1 if name == "unbind" else 2
@@ -357,7 +306,7 @@ class Channels:
             cut = node.graph.call_function(F.slice_channels, (source, *ends, value.axis))
         self.at[cut] = value
         node.args = (cut, tuple(others))
-        self.rewritten.append(f"{_name(node)} of channels")
+        self.rewritten.append(f"{name_of(node)} of channels")
         return out
 
     def _narrowed(self, node: fx.Node) -> At:
@@ -401,7 +350,7 @@ class Channels:
             raise Cut("functions that are not known to keep quaternions whole")
         before, after = self._shape(x), self._shape(node)
         axis, _ = value.whole
-        first, last, start, stop = _group(before, after, axis)
+        first, last, start, stop = view_group(before, after, axis)
         to = start
         if (last - first, stop - start) != (1, 1):
             divided = [n for n in range(start, stop) if after[n] % 4 == 0]
@@ -415,7 +364,7 @@ class Channels:
 
     def _wanted(self, node: fx.Node, x: fx.Node) -> tuple[Any, ...]:
         """The sizes that a view asks for."""
-        name = _name(node)
+        name = name_of(node)
         if name == "unflatten":
             dim, sizes = self._argument(node, 1, "dim"), self._argument(node, 2, "sizes")
             rank = len(self._shape(x))
@@ -442,7 +391,7 @@ class Channels:
 
     def _weighted(self, node: fx.Node) -> At | None:
         """A real layer as a function: what is along the axis that it sums over is real afterwards."""
-        name = _name(node)
+        name = name_of(node)
         value = self._at(self._first(node))
         if value is None:
             raise Cut("functions that are not known to keep quaternions whole")
@@ -450,7 +399,7 @@ class Channels:
         return None if value.from_right == summed else value
 
     def _shuffled(self, node: fx.Node) -> At:
-        name = _name(node)
+        name = name_of(node)
         value = self._at(self._first(node))
         if value is None or not value.is_axis(1):
             raise Cut("functions that are not known to keep quaternions whole")
@@ -459,7 +408,7 @@ class Channels:
         return value
 
     def _rolled(self, node: fx.Node) -> At:
-        name = _name(node)
+        name = name_of(node)
         value = self._at(self._first(node))
         dims = self._argument(node, 2 if name == "roll" else 1, "dims")
         if value is None or dims is None or any(value.is_axis(d) for d in ([dims] if isinstance(dims, int) else dims)):
@@ -490,82 +439,8 @@ class Channels:
     def _rewrite(self, node: fx.Node, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         if node.op == "call_module":
             raise Cut("layers that join axes in front of the channels with them: write x.flatten in forward")
-        self.rewritten.append(_name(node))
+        self.rewritten.append(name_of(node))
         node.op, node.target, node.args, node.kwargs = "call_function", function, args, {}
 
 
 _NARROW = (("input",), ("dim",), ("start",), ("length",))
-
-
-def _each_at(value: Any) -> Iterator[At]:
-    if isinstance(value, At):
-        yield value
-    elif isinstance(value, Each):
-        yield from _each_at(value.value)
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _each_at(part)
-
-
-def _name(node: fx.Node) -> str:
-    if node.op == "call_module":
-        return str(node.target)
-    if node.target is getattr:
-        return str(node.args[1])
-    if node.target is operator.matmul:
-        return "matmul"
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-
-
-def _is_torchs(node: fx.Node) -> bool:
-    """Whether a function is one of torch, of Python's operators or of quern, not a user's own of the same name."""
-    if isinstance(node.target, str) or node.target is getattr:
-        return True
-    module = getattr(node.target, "__module__", None) or "torch"
-    return module.split(".")[0] in ("torch", "_operator", "operator", "math", "builtins", "quern")
-
-
-def _group(before: Sequence[int], after: Sequence[int], axis: int) -> tuple[int, int, int, int]:
-    """The axes ``first:last`` that a view of ``before`` as ``after`` makes ``start:stop`` of, where ``axis`` is one of
-    the former: the fewest with equally many numbers in front of them, and in them."""
-    first = start = 0
-    while True:
-        last, stop = first + 1, start + 1
-        size, new = before[first], after[start] if start < len(after) else 1
-        while size != new:
-            if size < new:
-                size *= before[last]
-                last += 1
-            else:
-                new *= after[stop]
-                stop += 1
-        if first <= axis < last:
-            return first, last, start, min(stop, len(after))
-        first, start = last, stop
-
-
-def shapes_of(root: nn.Module, graph: fx.Graph, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
-    """The shapes of what all nodes give for ``inputs``, in its structure."""
-    shapes: dict[fx.Node, Any] = {}
-
-    class Shapes(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            result = super().run_node(n)
-            shapes[n] = map_aggregate(result, lambda t: t.shape if isinstance(t, Tensor) else t)
-            return result
-
-    with torch.no_grad():
-        runner = Shapes(fx.GraphModule(root, graph))
-        runner.extra_traceback = False
-        runner.run(*inputs)
-    return shapes
-
-
-def form_along(spec: Spec, layer: nn.Module, axes: set[At | None]) -> nn.Module | None:
-    """The quaternion form of a layer that is called with quaternions along the same axis each time."""
-    values = list(axes)
-    if len(values) != 1 or values[0] is None:
-        return None
-    value = values[0]
-    from_back = value.rank is not None and value.axis == value.rank - 1 and value.axis != 1
-    return spec.quaternion_form_along(layer, -1 if from_back else value.axis)
