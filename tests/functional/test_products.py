@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quern.functional import products
+from quern.functional import hadamard, products
 from quern.functional.products import Geometry
 from quern.testing import tolerance
 from tests import oracle
@@ -51,8 +51,8 @@ def block_form(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometr
 
 
 def hadamard_form(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    pair = products.hadamard_weights(weight, geometry.groups, geometry.transposed)
-    return products.hadamard_convolution(x, pair, bias, geometry)
+    pair = hadamard.hadamard_weights(weight, geometry.groups, geometry.transposed)
+    return hadamard.hadamard_convolution(x, pair, bias, geometry)
 
 
 FORMS = {"block": block_form, "hadamard": hadamard_form, "stacked": products.stacked_convolution}
@@ -88,7 +88,7 @@ def test_forms_equal_loops_and_each_other(drawn, with_bias: bool, slice_bytes: i
     variables = [x, weight] if bias is None else [x, weight, bias]
     limit = tolerance(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(products, "SLICE_BYTES", slice_bytes)
+        patch.setattr(hadamard, "SLICE_BYTES", slice_bytes)
         wanted = loops(x, weight, bias, geometry)
         gradient = torch.randn(wanted.shape, generator=generator, dtype=dtype)
         gradients = {}
@@ -126,9 +126,9 @@ def test_linear_forms_equal_loops(inner: int, outs: int, rows: int, with_bias: b
     weight = torch.randn(4, outs, inner, dtype=torch.float64)
     bias = torch.randn(4, outs, dtype=torch.float64) if with_bias else None
     wanted = torch.from_numpy(oracle.linear(x.numpy(), weight.numpy(), None if bias is None else bias.numpy()))
-    hadamard = products.hadamard_linear(x, products.hadamard_weights(weight), bias)
-    for found in (hadamard, products.stacked_linear(x, weight, bias)):
-        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    in_eight = hadamard.hadamard_linear(x, hadamard.hadamard_weights(weight), bias)
+    for result in (in_eight, products.stacked_linear(x, weight, bias)):
+        torch.testing.assert_close(result, wanted, rtol=1e-10, atol=1e-10)
 
 
 def test_block_weight_is_left_multiplication() -> None:
@@ -143,7 +143,7 @@ def test_the_layout_is_kept_and_the_output_may_be_changed_in_place(form, layout:
     x = torch.randn(4, 64, 6, 6).to(memory_format=layout)
     weight = torch.randn(4, 16, 16, 3, 3, requires_grad=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(products, "SLICE_BYTES", 1)  # one sample a slice
+        patch.setattr(hadamard, "SLICE_BYTES", 1)  # one sample a slice
         y = form(x, weight, None, geometry)
     assert y.is_contiguous(memory_format=layout)
     y.relu_().sum().backward()

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from quern import nn as qnn
-from quern.functional import products
+from quern.functional import hadamard, products
 
 
 @pytest.mark.parametrize("form", ["block", "hadamard"])
@@ -25,14 +25,14 @@ class TestCache:
         for choice in ("choose_conv_form", "choose_linear_form"):
             monkeypatch.setattr(products, choice, lambda *sizes: form)
         self.built = 0
-        for name in ("block_weight", "hadamard_weights"):
-            original = getattr(products, name)
+        for module, name in ((products, "block_weight"), (hadamard, "hadamard_weights")):
+            original = getattr(module, name)
 
             def counting(*arguments, original=original, **options):
                 self.built += 1
                 return original(*arguments, **options)
 
-            monkeypatch.setattr(products, name, counting)
+            monkeypatch.setattr(module, name, counting)
         self.layer = make().eval()
         self.x = torch.randn(2, 8, *[5] * (self.layer.weight.dim() - 3))
 

@@ -205,16 +205,16 @@ def _packed(
     console.print(table)
     result = {"bytes": report.bytes, "arena": report.arena, "least_arena": report.least_arena}
     result |= {"ram": report.ram, "difference": report.difference, "layers": [asdict(layer) for layer in report.layers]}
-    said = f"scores within {report.difference:.1e} of the network's"
+    summary = f"scores within {report.difference:.1e} of the network's"
     if tests is not None:
         images, labels = tests
         scores = torch.from_numpy(packed(images.numpy()))
         result["accuracy"] = float((scores.argmax(1) == labels).float().mean())
-        said += f", {result['accuracy']:.2%} of the test images right"
+        summary += f", {result['accuracy']:.2%} of the test images right"
         if dtype != "float32":
             result["float32_accuracy"] = _accuracy(network, images, labels, raw)
-            said = said.rpartition(", ")[0] + f", {_lost(result['float32_accuracy'], result['accuracy'])}"
-    say(said, console)
+            summary = summary.rpartition(", ")[0] + f", {_lost(result['float32_accuracy'], result['accuracy'])}"
+    say(summary, console)
     return result
 
 

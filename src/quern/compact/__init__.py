@@ -29,11 +29,11 @@ from quern.compact._plan import DEAD, Plan
 from quern.compact.folding import fold
 from quern.errors import CompactionError, DeadNetworkWarning, NotFiniteWarning
 from quern.graph import Example, Kept, LayerPlan, check_traceable, inputs_of, mapped, spec_of
-from quern.graph.facts import dead, evaluating
 from quern.graph.listing import neuron_components, zero_
 from quern.graph.precision import floating, in_float64, largest, widened
 from quern.graph.reader import Memory, layer_plan, read, remembering
 from quern.graph.spec import Select, hooked
+from quern.graph.values import dead, evaluating
 from quern.models import Recipe, recipe_of, set_recipe
 
 __all__ = ["Census", "Counted", "Kept", "LayerPlan", "Plan", "census", "compact", "compact_", "fold", "is_dead", "plan"]

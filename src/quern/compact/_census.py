@@ -14,8 +14,10 @@ from torch import Tensor
 
 from quern.compact._plan import Plan
 from quern.graph import spec_of
-from quern.graph.facts import Facts, Record, Value, dead
+from quern.graph.facts import Facts
 from quern.graph.reader import layer_plan
+from quern.graph.units import Record
+from quern.graph.values import Value, dead
 from quern.records import Size
 
 

@@ -5,68 +5,16 @@ A function of torch that cuts or joins channels cuts components apart: ``torch.c
 one of :mod:`quern.functional` that does the same to whole quaternions. What cannot be decided is a problem with a name.
 """
 
-import operator
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.fx.node import map_aggregate, map_arg
+from torch import fx, nn
 
-from quern import functional as F
-from quern.graph.spec import Spec, own_spec
-
-
-@dataclass(frozen=True)
-class At:
-    """A value with quaternions along ``axis``, which is counted from the front if the number of axes is known."""
-
-    axis: int
-    rank: int | None = None
-
-    @classmethod
-    def of(cls, axis: int, rank: int | None) -> "At":
-        return cls(axis if rank is None else axis % rank, rank)
-
-    def is_axis(self, dim: int) -> bool:
-        """Whether ``dim`` is the axis of the quaternions."""
-        if self.rank is not None:
-            return dim % self.rank == self.axis
-        if (dim < 0) != (self.axis < 0):
-            raise NeedsExample
-        return dim == self.axis
-
-    @property
-    def from_right(self) -> int:
-        if self.rank is not None:
-            return self.axis - self.rank
-        if self.axis >= 0:
-            raise NeedsExample
-        return self.axis
-
-    @property
-    def whole(self) -> tuple[int, int]:
-        """The axis from the front, and how many there are."""
-        if self.rank is None:
-            raise NeedsExample
-        return self.axis, self.rank
-
-
-@dataclass(frozen=True)
-class Each:
-    """Several values that are all alike."""
-
-    value: Any
-
-
-class NeedsExample(Exception):
-    """What a function does depends on how many axes a value has, or how long they are."""
-
-
-class Cut(Exception):
-    """A function does to quaternions what has no counterpart; the text says why."""
-
+from quern.convert._axes import At, Cut, Each, NeedsExample
+from quern.convert._cutting import Cutting
+from quern.convert._nodes import is_torchs, name_of
+from quern.graph.spec import own_spec
 
 _ALONE = "relu relu_ relu6 gelu silu elu selu celu mish leaky_relu leaky_relu_ hardtanh hardtanh_ hardswish hardsigmoid"
 _ALONE += " softplus softsign sigmoid sigmoid_ tanh tanh_ logsigmoid prelu rrelu threshold hardshrink softshrink"
@@ -87,14 +35,13 @@ _NUMBERS += " new_zeros new_ones new_full new_empty new_tensor is_floating_point
 _NUMBERS += " bernoulli modulus"
 
 
-class Channels:
+class Channels(Cutting):
     """One pass over the graph of a network whose layers are quaternion ones already. ``shapes`` has what nodes gave for
     an example, where there is one; ``kept`` are the layers that stay real by request."""
 
     def __init__(self, root: nn.Module, shapes: dict[fx.Node, Any] | None, kept: set[nn.Module]) -> None:
-        self.root, self.shapes, self.kept = root, shapes, kept
-        self.at: dict[fx.Node, Any] = {}
-        self.rewritten: list[str] = []
+        super().__init__(shapes)
+        self.root, self.kept = root, kept
         self.problems: list[tuple[str, str]] = []  # (kind, place)
         self.axes: dict[nn.Module, set[At | None]] = {}  # of the inputs of layers whose form depends on that
         rules: dict[str, Callable[[fx.Node], Any]] = {
@@ -124,42 +71,6 @@ class Channels:
         }
         self.rules = rules
 
-    # --------------------------------------------------------------------------------------------- what is known
-
-    def _at(self, argument: Any) -> At | None:
-        value = self.at.get(argument) if isinstance(argument, fx.Node) else None
-        return value if isinstance(value, At) else None
-
-    def _all(self, arguments: Any) -> list[At]:
-        collected: list[At] = []
-
-        def look(node: fx.Node) -> fx.Node:
-            collected.extend(_each_at(self.at.get(node)))
-            return node
-
-        map_arg(arguments, look)
-        return collected
-
-    def _shape(self, node: Any) -> tuple[int, ...]:
-        shape = None if self.shapes is None else self.shapes.get(node)
-        if not isinstance(shape, tuple):
-            raise NeedsExample
-        return shape
-
-    def _rank(self, node: Any) -> int | None:
-        shape = None if self.shapes is None else self.shapes.get(node)
-        return len(shape) if isinstance(shape, torch.Size) else None
-
-    @staticmethod
-    def _argument(node: fx.Node, place: int, *names: str, default: Any = None) -> Any:
-        for name in names:
-            if name in node.kwargs:
-                return node.kwargs[name]
-        return node.args[place] if len(node.args) > place else default
-
-    def _first(self, node: fx.Node) -> Any:
-        return self._argument(node, 0, "input", "self", "x")
-
     # ------------------------------------------------------------------------------------------------- the pass
 
     def run(self, graph: fx.Graph) -> None:
@@ -175,20 +86,20 @@ class Channels:
         self.at[node] = None
         stack = list((node.meta.get("nn_module_stack") or {}).values())
         owner = stack[-1][0] if stack else ""
-        self.problems.append((kind, f"{_name(node)} in {owner or 'forward'}"))
+        self.problems.append((kind, f"{name_of(node)} in {owner or 'forward'}"))
 
     def _node(self, node: fx.Node) -> Any:
         if node.op == "call_module":
             return self._layer(node, self.root.get_submodule(str(node.target)))
         if node.op not in ("call_function", "call_method"):
             return None
-        name = _name(node)
+        name = name_of(node)
         given = (node.args, node.kwargs)
         if name == "getitem" and isinstance(node.args[0], fx.Node):
             return self._indexed(node)
         if not self._all(given):
             return None
-        rule = self.rules.get(name) if _is_torchs(node) else None
+        rule = self.rules.get(name) if is_torchs(node) else None
         if rule is None:
             raise Cut("functions that are not known to keep quaternions whole")
         return rule(node)
@@ -236,7 +147,7 @@ class Channels:
         return At.of(axes.pop(), rank)
 
     def _reduced(self, node: fx.Node) -> Any:
-        name = _name(node)
+        name = name_of(node)
         value = self._at(self._first(node))
         place = 2 if name in ("norm", "vector_norm") else 1
         dim: Any = self._argument(node, place, "dim", "axis")
@@ -259,7 +170,7 @@ class Channels:
         return Each(out) if name in ("max", "min", "median") else out
 
     def _moved(self, node: fx.Node) -> At | None:
-        name = _name(node)
+        name = name_of(node)
         value = self._at(self._first(node))
         if value is None:
             raise Cut("functions that are not known to keep quaternions whole")
@@ -273,160 +184,6 @@ class Channels:
         probe = torch.empty(sizes, device="meta")
         moved = getattr(probe, name) if name in ("mT", "T") else getattr(probe, name)(*rest, **options)
         return At(list(moved.shape).index(2), moved.dim())
-
-    def _cat(self, node: fx.Node) -> At:
-        tensors = self._argument(node, 0, "tensors")
-        dim = self._argument(node, 1, "dim", "axis", default=0)
-        values = [self._at(t) for t in tensors]
-        own = next(v for v in values if v is not None)
-        if len({v.from_right if len({w.rank for w in values if w}) > 1 else v.axis for v in values if v}) > 1:
-            raise Cut("functions of values whose quaternions stand on different axes")
-        if not own.is_axis(dim):
-            return own
-        for tensor, value in zip(tensors, values, strict=True):
-            if value is None and self._shape(tensor)[dim] % 4:
-                raise Cut("torch.cat of quaternions and of channels that are no multiple of 4")
-        self._rewrite(node, F.cat, (tuple(tensors), dim))
-        return own
-
-    def _pieces(self, node: fx.Node) -> Each:
-        name = _name(node)
-        x = self._first(node)
-        value = self._at(x)
-        place = 1 if name == "unbind" else 2
-        dim = self._argument(node, place, "dim", default=0)
-        if value is None:
-            raise Cut("functions that are not known to keep quaternions whole")
-        if not value.is_axis(dim):
-            if name != "unbind":
-                return Each(value)
-            axis, rank = value.whole
-            return Each(At(axis - (dim % rank < axis), rank - 1))
-        if name in ("unbind", "tensor_split"):
-            raise Cut("functions that cut single channels out of quaternions")
-        sizes = self._argument(node, 1, "chunks" if name == "chunk" else "split_size_or_sections", "split_size")
-        numbers = [sizes] if isinstance(sizes, int) else list(sizes)
-        if name == "split" and any(isinstance(n, int) and n % 4 for n in numbers):
-            raise Cut("pieces of channels that are no multiple of 4")
-        self._rewrite(node, F.chunk if name == "chunk" else F.split_channels, (x, sizes, dim))
-        return Each(value)
-
-    def _indexed(self, node: fx.Node) -> Any:
-        source, index = node.args[0], node.args[1]
-        value = self.at.get(source) if isinstance(source, fx.Node) else None
-        if isinstance(value, Each):
-            return value.value if isinstance(index, int) else value
-        if isinstance(value, (tuple, list)) and isinstance(index, (int, slice)):
-            return value[index]
-        if not isinstance(value, At):
-            if self._all((index,)):
-                raise Cut("functions that are not known to keep quaternions whole")
-            return None
-        items: list[Any] = list(index) if isinstance(index, tuple) else [index]
-        if any(isinstance(item, (Tensor, fx.Node, list)) for item in items):
-            if value.is_axis(0) if items and not items[1:] else True:
-                raise Cut("channels picked by an index that is a tensor")
-            return value
-        taken = sum(item is not None and item is not Ellipsis for item in items)
-        if Ellipsis in items or value.axis < 0:
-            _, rank = value.whole
-            place = items.index(Ellipsis) if Ellipsis in items else len(items)
-            items[place : place + 1] = [slice(None)] * (rank - taken)
-        position = shift = 0
-        own: Any = slice(None)
-        for item in items:
-            if item is None:
-                shift += position <= value.axis
-                continue
-            if position == value.axis:
-                own = item
-            elif isinstance(item, int):
-                shift -= position < value.axis
-            position += 1
-        ranks = sum(item is None for item in items) - sum(isinstance(item, int) for item in items)
-        out = At(value.axis + shift, None if value.rank is None else value.rank + ranks)
-        if own == slice(None):
-            return out
-        if not isinstance(own, slice) or own.step not in (None, 1):
-            raise Cut("functions that cut single channels out of quaternions")
-        ends = (own.start, own.stop)
-        if any(end is not None and not (isinstance(end, int) and end % 4 == 0) for end in ends):
-            raise Cut("pieces of channels that are no multiple of 4")
-        others = [slice(None) if item is own else item for item in items]
-        with node.graph.inserting_before(node):
-            cut = node.graph.call_function(F.slice_channels, (source, *ends, value.axis))
-        self.at[cut] = value
-        node.args = (cut, tuple(others))
-        self.rewritten.append(f"{_name(node)} of channels")
-        return out
-
-    def _narrowed(self, node: fx.Node) -> At:
-        x, dim, start, length = (self._argument(node, n, *names) for n, names in enumerate(_NARROW))
-        value = self._at(x)
-        assert value is not None
-        if value.is_axis(dim):
-            if not (isinstance(start, int) and isinstance(length, int)) or start % 4 or length % 4:
-                raise Cut("pieces of channels that are no multiple of 4")
-            self._rewrite(node, F.slice_channels, (x, start, start + length, dim))
-        return value
-
-    def _flattened(self, node: fx.Node) -> At:
-        value = self._at(self._first(node))
-        assert value is not None
-        start, end = self._argument(node, 1, "start_dim", default=0), self._argument(node, 2, "end_dim", default=-1)
-        return self._flatten(node, value, start, end)
-
-    def _flatten(self, node: fx.Node, value: At, start: int, end: int) -> At:
-        if value.rank is None and (start, end) == (1, -1) and value.axis == 1:
-            return At(1, 2)
-        axis, rank = value.whole
-        start, end = start % rank, end % rank
-        out = rank - (end - start)
-        if axis > end or axis < start:
-            return At(axis - (end - start if axis > end else 0), out)
-        if axis > start:  # what comes before the components must come behind them
-            shape = self._shape(node)
-            x = node.args[0] if node.args else self._first(node)
-            with node.graph.inserting_before(node):
-                front = [node.graph.call_method("size", (x, n)) for n in range(start)]
-                back = [node.graph.call_method("size", (x, n)) for n in range(end + 1, rank)]
-            sizes = [*front, -1 if start == 0 else shape[start], *back]
-            self._rewrite(node, F.reshape, (x, tuple(sizes), axis, start))
-        return At(start, out)
-
-    def _view(self, node: fx.Node) -> At:
-        x = self._first(node)
-        value = self._at(x)
-        if value is None:
-            raise Cut("functions that are not known to keep quaternions whole")
-        before, after = self._shape(x), self._shape(node)
-        axis, _ = value.whole
-        first, last, start, stop = _group(before, after, axis)
-        to = start
-        if (last - first, stop - start) != (1, 1):
-            divided = [n for n in range(start, stop) if after[n] % 4 == 0]
-            if not divided:
-                raise Cut("views whose sizes are no multiple of 4")
-            to = start if axis == first and stop - start == 1 else divided[-1]
-        if (axis == first and stop - start == 1) or after[start:stop] == before[first:last]:
-            return At(start + (axis - first if stop - start > 1 else 0), len(after))
-        self._rewrite(node, F.reshape, (x, self._wanted(node, x), axis, to))
-        return At(to, len(after))
-
-    def _wanted(self, node: fx.Node, x: fx.Node) -> tuple[Any, ...]:
-        """The sizes that a view asks for."""
-        name = _name(node)
-        if name == "unflatten":
-            dim, sizes = self._argument(node, 1, "dim"), self._argument(node, 2, "sizes")
-            rank = len(self._shape(x))
-            with node.graph.inserting_before(node):
-                own = [node.graph.call_method("size", (x, n)) for n in range(rank)]
-            return (*own[: dim % rank], *sizes, *own[dim % rank + 1 :])
-        sizes: Any = node.kwargs.get("shape", node.args[1:])
-        sizes = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list, fx.Node)) else sizes
-        if isinstance(sizes, fx.Node):
-            raise Cut("views whose sizes are no list of numbers")
-        return tuple(sizes)
 
     def _product(self, node: fx.Node) -> At | None:
         """A product of matrices: what is summed over is gone."""
@@ -442,24 +199,15 @@ class Channels:
 
     def _weighted(self, node: fx.Node) -> At | None:
         """A real layer as a function: what is along the axis that it sums over is real afterwards."""
-        name = _name(node)
+        name = name_of(node)
         value = self._at(self._first(node))
         if value is None:
             raise Cut("functions that are not known to keep quaternions whole")
         summed = -1 if name == "linear" else -int(name[4]) - 1
         return None if value.from_right == summed else value
 
-    def _shuffled(self, node: fx.Node) -> At:
-        name = _name(node)
-        value = self._at(self._first(node))
-        if value is None or not value.is_axis(1):
-            raise Cut("functions that are not known to keep quaternions whole")
-        function = getattr(F, name.removeprefix("native_"))
-        self._rewrite(node, function, (self._first(node), *node.args[1:], *node.kwargs.values()))
-        return value
-
     def _rolled(self, node: fx.Node) -> At:
-        name = _name(node)
+        name = name_of(node)
         value = self._at(self._first(node))
         dims = self._argument(node, 2 if name == "roll" else 1, "dims")
         if value is None or dims is None or any(value.is_axis(d) for d in ([dims] if isinstance(dims, int) else dims)):
@@ -486,86 +234,3 @@ class Channels:
         if value is None or times[value.from_right] != 1:
             raise Cut("channels repeated one after another")
         return At.of(value.from_right, len(times))
-
-    def _rewrite(self, node: fx.Node, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        if node.op == "call_module":
-            raise Cut("layers that join axes in front of the channels with them: write x.flatten in forward")
-        self.rewritten.append(_name(node))
-        node.op, node.target, node.args, node.kwargs = "call_function", function, args, {}
-
-
-_NARROW = (("input",), ("dim",), ("start",), ("length",))
-
-
-def _each_at(value: Any) -> Iterator[At]:
-    if isinstance(value, At):
-        yield value
-    elif isinstance(value, Each):
-        yield from _each_at(value.value)
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _each_at(part)
-
-
-def _name(node: fx.Node) -> str:
-    if node.op == "call_module":
-        return str(node.target)
-    if node.target is getattr:
-        return str(node.args[1])
-    if node.target is operator.matmul:
-        return "matmul"
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-
-
-def _is_torchs(node: fx.Node) -> bool:
-    """Whether a function is one of torch, of Python's operators or of quern, not a user's own of the same name."""
-    if isinstance(node.target, str) or node.target is getattr:
-        return True
-    module = getattr(node.target, "__module__", None) or "torch"
-    return module.split(".")[0] in ("torch", "_operator", "operator", "math", "builtins", "quern")
-
-
-def _group(before: Sequence[int], after: Sequence[int], axis: int) -> tuple[int, int, int, int]:
-    """The axes ``first:last`` that a view of ``before`` as ``after`` makes ``start:stop`` of, where ``axis`` is one of
-    the former: the fewest with equally many numbers in front of them, and in them."""
-    first = start = 0
-    while True:
-        last, stop = first + 1, start + 1
-        size, new = before[first], after[start] if start < len(after) else 1
-        while size != new:
-            if size < new:
-                size *= before[last]
-                last += 1
-            else:
-                new *= after[stop]
-                stop += 1
-        if first <= axis < last:
-            return first, last, start, min(stop, len(after))
-        first, start = last, stop
-
-
-def shapes_of(root: nn.Module, graph: fx.Graph, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
-    """The shapes of what all nodes give for ``inputs``, in its structure."""
-    shapes: dict[fx.Node, Any] = {}
-
-    class Shapes(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            result = super().run_node(n)
-            shapes[n] = map_aggregate(result, lambda t: t.shape if isinstance(t, Tensor) else t)
-            return result
-
-    with torch.no_grad():
-        runner = Shapes(fx.GraphModule(root, graph))
-        runner.extra_traceback = False
-        runner.run(*inputs)
-    return shapes
-
-
-def form_along(spec: Spec, layer: nn.Module, axes: set[At | None]) -> nn.Module | None:
-    """The quaternion form of a layer that is called with quaternions along the same axis each time."""
-    values = list(axes)
-    if len(values) != 1 or values[0] is None:
-        return None
-    value = values[0]
-    from_back = value.rank is not None and value.axis == value.rank - 1 and value.axis != 1
-    return spec.quaternion_form_along(layer, -1 if from_back else value.axis)

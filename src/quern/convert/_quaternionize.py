@@ -9,7 +9,9 @@ from typing import Any
 
 from torch import fx, nn
 
-from quern.convert._channels import Channels, form_along, shapes_of
+from quern.convert._axes import form_along
+from quern.convert._channels import Channels
+from quern.convert._nodes import shapes_of
 from quern.convert._subclasses import subclass_form
 from quern.errors import ConversionError, TraceError
 from quern.graph import Example, check_module, inputs_of

@@ -73,9 +73,9 @@ def to_mcu(
         templates = files("quern.export").joinpath("mcu")
         for name in _AS_THEY_ARE:
             (temporary / name).write_bytes(templates.joinpath(name).read_bytes())
-        said = {name: f"{number:,}" for name, number in numbers.items()} | {"dtype": dtype, "stack": f"{qrn.STACK:,}"}
-        said |= {"ram": f"{network.ram:,}", "takes": f"{takes.dtype} {takes.shape}"}
-        readme = Template(templates.joinpath("README.md").read_text(encoding="utf-8")).substitute(said)
+        blanks = {name: f"{number:,}" for name, number in numbers.items()} | {"dtype": dtype, "stack": f"{qrn.STACK:,}"}
+        blanks |= {"ram": f"{network.ram:,}", "takes": f"{takes.dtype} {takes.shape}"}
+        readme = Template(templates.joinpath("README.md").read_text(encoding="utf-8")).substitute(blanks)
         (temporary / "README.md").write_text(readme, encoding="utf-8")
     return McuReport(folder, replace(report, path=folder), network, best)
 
@@ -126,14 +126,14 @@ def _each(words: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
 def operations(words: Sequence[int]) -> set[int]:
     """The codes of a packed network's operations, and the kinds of its products."""
     types = {qrn.OP_CONV: qrn.CONV_X_DTYPE, qrn.OP_LINEAR: qrn.LINEAR_X_DTYPE}
-    found = set()
+    codes = set()
     for code, arguments in _each(words):
-        found.add(code)
+        codes.add(code)
         if code in types:
-            found.add(qrn.PRODUCTS_I8 if arguments[types[code]] == qrn.I8 else qrn.PRODUCTS_F32)
+            codes.add(qrn.PRODUCTS_I8 if arguments[types[code]] == qrn.I8 else qrn.PRODUCTS_F32)
         elif code == qrn.OP_RECURRENT:
-            found.add(qrn.PRODUCTS_F32)
-    return found
+            codes.add(qrn.PRODUCTS_F32)
+    return codes
 
 
 def activations(words: Sequence[int]) -> set[int]:

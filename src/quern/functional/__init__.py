@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quern import algebra
 from quern.algebra import UNITS
-from quern.functional import depthwise, products, winograd
+from quern.functional import depthwise, hadamard, products, winograd
 from quern.functional.channels import (
     channel_shuffle,
     chunk,
@@ -72,8 +72,8 @@ def linear(
     if input_parts == UNITS and _full_precision(x):
         form = products.choose_linear_form(x.device, inner, out, rows)
     if form == "hadamard":
-        weights = cached(cache, form, weight, lambda: products.hadamard_weights(weight))
-        return products.hadamard_linear(x, weights, bias)
+        weights = cached(cache, form, weight, lambda: hadamard.hadamard_weights(weight))
+        return hadamard.hadamard_linear(x, weights, bias)
     if form == "stacked":
         return products.stacked_linear(x, weight, bias)
     real = cached(cache, form, weight, lambda: products.block_weight(weight, input_parts))
@@ -118,8 +118,8 @@ def _convolve(
         form = products.choose_conv_form(x.device, *sizes, native)
     shape = (geometry.groups, geometry.transposed, layout or torch.contiguous_format)
     if form == "hadamard":
-        weights = cached(cache, form, weight, lambda: products.hadamard_weights(weight, *shape))
-        y = products.hadamard_convolution(x, weights, bias, geometry)
+        weights = cached(cache, form, weight, lambda: hadamard.hadamard_weights(weight, *shape))
+        y = hadamard.hadamard_convolution(x, weights, bias, geometry)
     elif form == "winograd":
         transformed = cached(cache, form, weight, lambda: winograd.winograd_weights(weight.detach()))
         y = winograd.winograd_convolution(x, weight, bias, geometry, transformed)

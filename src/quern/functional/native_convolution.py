@@ -27,12 +27,13 @@ class Passes:
 
 def can_be_native(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether plain images in float32 are convolved, with nobody watching but eager autograd."""
+    tensors = (x, weight) if bias is None else (x, weight, bias)
     return (
-        all(t.dtype == torch.float32 and t.device.type == "cpu" for t in (x, weight))
+        all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
         and not needs_plain(x, weight, bias)  # compilers go no further
         and x.dim() == 4
         and x.numel() > 0
-        and all(type(t) in (Tensor, torch.nn.Parameter) for t in (x, weight))
+        and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
         and native.is_available()
     )
 

@@ -6,7 +6,7 @@ results of a tile d and a kernel w are
 .. math:: A^T [ (G w G^T) \circ (B^T d B) ] A,
 
 36 products where 144 were. Over channels they become matrix products, one for each of the 36 places. All of this is
-linear in w and in d, so the Hadamard form (:mod:`quern.functional.products`) is applied to the transformed components:
+linear in w and in d, so the Hadamard form (:mod:`quern.functional.hadamard`) is applied to the transformed components:
 8 matrix products in place of 16. The gradient of the input is the same convolution with the conjugate, turned weight;
 the gradient of the weight takes the transposes of all steps.
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from quern.functional import native
+from quern.functional.hadamard import FLIP, TARGET
 from quern.functional.native_convolution import (
     CONJUGATE,
     Passes,
@@ -25,7 +26,7 @@ from quern.functional.native_convolution import (
     native_convolution,
     threads_for,
 )
-from quern.functional.products import FLIP, TARGET, Geometry
+from quern.functional.products import Geometry
 from quern.functional.shapes import as_pixels
 
 SIDE = 4  # results along each side of a tile

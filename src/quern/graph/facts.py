@@ -1,56 +1,19 @@
-"""What is known of the values in a network: which channels are constant, are needed, or stand and fall together.
-
-A *unit* is one channel that is kept or removed as one thing: a quaternion (``parts`` = 4) or, after a readout, a real
-number (``parts`` = 1). Every unit has an id. An operation that keeps units apart hands the ids on; an operation that
-joins values, such as an addition, ties the ids of corresponding units, because tensors have to keep equal sizes.
-"""
+"""What operations do to values: which channels of their results are constant, and which of their inputs are needed."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quern.errors import CompactionError
-
-Again = Callable[[Tensor], Tensor]  # what an operation does to constants (units, parts)
+from quern.graph.units import Units
+from quern.graph.values import Again, Value, magnitude, of_layer
 
 
 def _the_same(constant: Tensor) -> Tensor:
     return constant
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """All of ``model`` in eval mode while this lasts, without what ``eval()`` does besides."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        for module, _ in modes:
-            module.training = False
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-def of_layer(layer: nn.Module, value: "Value", parts: int | None = None, space: Sequence[int] = ()) -> Again:
-    """What ``layer`` does, in eval mode, to the constants of ``value``, the last axes of which get the sizes ``space``.
-    It gives units of ``parts``, by default of as many as it takes."""
-    axis, dims = value.axis, value.dims
-
-    def again(constant: Tensor) -> Tensor:
-        sizes = [1] * (dims - len(space)) + list(space)
-        sizes[axis] = constant.numel()
-        row = constant.T.reshape([-1 if n == axis else 1 for n in range(dims)])
-        example = next((p for p in layer.parameters()), row)
-        with evaluating(layer):
-            out = layer(row.expand(sizes).to(example).clone())  # which may change it in place
-        return out.detach().movedim(axis, 0).flatten(1)[:, 0].cpu().view(parts or value.parts, -1).T
-
-    return again
 
 
 def _shift(layer: Any, parts: int, units: int) -> Tensor:
@@ -58,103 +21,16 @@ def _shift(layer: Any, parts: int, units: int) -> Tensor:
     return torch.zeros(units, parts) if layer.bias is None else layer.bias.detach().cpu().reshape(parts, units).T
 
 
-@dataclass(eq=False)
-class Value:
-    """One tensor of the network. Along ``axis`` it has ``parts`` times as many entries as ``ids``, component-major.
-
-    A unit that is not ``live`` has the same value for every input and at every position, ``constant (units, parts)``.
-    A live one that is not ``heard`` differs from place to place, or with the size, but not with what the input is.
-    ``needed`` units have to arrive with the value they had; others may be anything, or missing. ``ids`` is None where
-    the units are not followed: nothing of such a value is ever removed. Where that is known, ``full`` says that all
-    units are live and heard, and ``quiet`` that all the others are zero.
-    """
-
-    ids: Tensor | None = None
-    axis: int = 0
-    dims: int = 0
-    parts: int = 1
-    live: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
-    heard: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
-    constant: Tensor = field(default_factory=lambda: torch.empty(0, 1))
-    needed: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
-    full: bool = False
-    quiet: bool = False
-
-    @property
-    def followed(self) -> bool:
-        return self.ids is not None
-
-    @property
-    def pushing(self) -> Tensor:
-        """Units that are constant, and not zero."""
-        return ~self.live & (self.constant != 0).any(1)
-
-    def need(self, units: Tensor) -> None:
-        self.needed |= units
-
-    def need_all(self) -> None:
-        self.needed[:] = True
-
-
-@dataclass(frozen=True, eq=False)
-class Number:
-    """What is no tensor and no constant of the program either: a size, an input of the network that is a number, or
-    whatever was computed from those. It differs from call to call, so what is computed with it is live.
-
-    ``counts`` are the values whose units it counts, so it falls when some of those are removed: ``proportional`` says
-    that it falls in proportion. ``axis`` is set if it is the size of that axis of some tensor, and nothing else.
-    """
-
-    counts: tuple[Value, ...] = ()
-    proportional: bool = False
-    axis: int | None = None
-
-
-@dataclass(eq=False)
-class Record:
-    """What is known of one layer, over all its calls. ``edges (outputs, inputs)`` is True where a weight is not
-    zero; ``absorbs`` says whether the layer can take constant inputs into itself."""
-
-    name: str
-    layer: nn.Module
-    inputs: Tensor | None
-    outputs: Tensor | None
-    edges: Tensor | None = None
-    absorbs: bool = False
-    calls: list[Value] = field(default_factory=list)
-    rows: Tensor | None = None  # which outputs are needed in some call
-    still: dict[str, Tensor] = field(default_factory=dict)  # of recurrent layers: hidden units that stay at zero
-
-    def fixed(self) -> Tensor:
-        """Inputs that are the same constant in every call, and one the layer can do without."""
-        first = self.calls[0]
-        same = ~first.live
-        for call in self.calls[1:]:
-            same &= ~call.live & (call.constant == first.constant).all(1)
-        return same if self.absorbs else same & (first.constant == 0).all(1)
-
-    def absorbed(self) -> Tensor:
-        """Fixed inputs that some needed output looks at."""
-        assert self.edges is not None
-        assert self.rows is not None
-        return self.fixed() & (self.edges & self.rows.unsqueeze(1)).any(0)
-
-
-class Facts:
-    """The units of a whole network, and what is to be done on the way back."""
+class Facts(Units):
+    """The units and values of a whole network, as its operations make them."""
 
     def __init__(self, largest_constant: float = math.inf) -> None:
         """``largest_constant`` is the largest number that the parameters of the network can hold."""
+        super().__init__()
         self.largest_constant = largest_constant
-        self._parent: list[int] = []
-        self._pinned: set[int] = set()
-        self.backward: list[Callable[[], None]] = []
         self.forward: list[Callable[[], None]] = []  # by which values are found again when weights have changed
         self._repeatable = True
-        self._places: _Places | None = None
-        self.records: dict[nn.Module, Record] = {}
         self.notes: list[str] = []
-        self.values: list[Value] = []
         # Of all that was computed: how coarse its type was, and how large it was. Rounding errors are in proportion.
         self.coarsest, self.largest = 0.0, 0.0
 
@@ -163,31 +39,6 @@ class Facts:
         if tensor.is_floating_point() and tensor.numel():
             self.coarsest = max(self.coarsest, torch.finfo(tensor.dtype).eps)
             self.largest = max(self.largest, magnitude(tensor))
-
-    # ------------------------------------------------------------------------------------------------- ids
-
-    def fresh(self, count: int) -> Tensor:
-        start = len(self._parent)
-        self._parent += range(start, start + count)
-        return torch.arange(start, start + count)
-
-    def _root(self, unit: int) -> int:
-        while self._parent[unit] != unit:
-            self._parent[unit] = self._parent[self._parent[unit]]
-            unit = self._parent[unit]
-        return unit
-
-    def tie(self, first: Tensor, second: Tensor) -> None:
-        """Corresponding units are kept together, or not at all."""
-        for a, b in zip(first.tolist(), second.tolist(), strict=True):
-            self._parent[self._root(a)] = self._root(b)
-
-    def pin(self, ids: Tensor) -> None:
-        """These units are kept, whatever becomes of their values."""
-        self._pinned.update(ids.tolist())
-
-    def roots(self, ids: Tensor) -> Tensor:
-        return torch.tensor([self._root(unit) for unit in ids.tolist()], dtype=torch.long)
 
     # ---------------------------------------------------------------------------------------------- values
 
@@ -293,18 +144,6 @@ class Facts:
         return out
 
     # --------------------------------------------------------------------------------------------- records
-
-    def record(self, name: str, layer: nn.Module, inputs: Tensor | None, outputs: Tensor | int | None) -> Record:
-        """The record of a layer. Where it is called again, units of both calls are tied."""
-        if layer not in self.records:
-            outs = self.fresh(outputs) if isinstance(outputs, int) else outputs
-            self.records[layer] = Record(name, layer, inputs, outs)
-            return self.records[layer]
-        record = self.records[layer]
-        for old, new in ((record.inputs, inputs), (record.outputs, outputs)):
-            if isinstance(old, Tensor) and isinstance(new, Tensor):
-                self.tie(old, new)
-        return record
 
     def weighted(
         self,
@@ -475,89 +314,3 @@ class Facts:
             if not float(constant.abs().max()) <= self.largest_constant < math.inf:  # False for what is no number
                 out.live = out.live | (~constant.isfinite() | (constant.abs() > self.largest_constant)).any(1)
             out.quiet = not out.pushing.any()
-
-    # ---------------------------------------------------------------------------------------------- result
-
-    def settle(self) -> Tensor:
-        """Walk back from the outputs, then say of every id whether it is kept.
-
-        A unit is kept if it, or one tied to it, is needed or pinned. No layer loses all its units, and in a grouped
-        convolution all groups that stay have as many inputs, and as many outputs, as each other.
-        """
-        for back in reversed(self.backward):
-            back()
-        kept = torch.zeros(len(self._parent), dtype=torch.bool)
-        if self._places is None:
-            self._places = self._placed()
-        places = self._places
-        if self.values:
-            kept[places.of_values[torch.cat([value.needed for value in self.values])]] = True
-        kept[places.pinned] = True
-        changed = True
-        while changed:
-            before = int(kept.sum())
-            counts = torch.zeros(len(places.firsts)).index_add_(0, places.sides, kept[places.units].float())
-            kept[places.firsts[counts == 0]] = True
-            for inputs, outputs in places.grouped:
-                _even_out(kept, inputs, outputs)
-            changed = int(kept.sum()) > before
-        return kept[places.roots]
-
-    def _placed(self) -> "_Places":
-        roots = self.roots(torch.arange(len(self._parent)))
-        records = self.records.values()
-        sides = [
-            roots[ids] for record in records for ids in (record.inputs, record.outputs) if ids is not None and len(ids)
-        ]
-        grouped, nothing = [], torch.empty(0, dtype=torch.long)
-        for record in records:
-            groups = getattr(record.layer, "groups", 1)
-            if groups > 1 and record.inputs is not None and record.outputs is not None:
-                grouped.append(tuple(roots[ids].view(groups, -1) for ids in (record.inputs, record.outputs)))
-        return _Places(
-            roots,
-            roots[torch.cat([nothing, *(v.ids for v in self.values if v.ids is not None)])],
-            roots[torch.tensor(sorted(self._pinned), dtype=torch.long)],
-            torch.cat([nothing, *sides]),
-            torch.tensor([n for n, ids in enumerate(sides) for _ in ids], dtype=torch.long),
-            torch.tensor([int(ids[0]) for ids in sides], dtype=torch.long),
-            grouped,
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class _Places:
-    """Ids as those of what they are tied to: of every unit, of the units of all values in turn, of those that are
-    pinned, of the ``units`` on both sides of all layers in turn, with the number of the side they are on and the first
-    unit of each side, and of both sides of grouped convolutions, by group."""
-
-    roots: Tensor
-    of_values: Tensor
-    pinned: Tensor
-    units: Tensor
-    sides: Tensor
-    firsts: Tensor
-    grouped: list[tuple[Tensor, Tensor]]
-
-
-def dead(outputs: Sequence[Value]) -> bool:
-    """Whether none of a network's outputs depends on an input."""
-    return bool(outputs) and all(value.followed and not bool(value.heard.any()) for value in outputs)
-
-
-def magnitude(tensor: Tensor) -> float:
-    """The largest absolute value among the numbers that are finite; 0 if there are none."""
-    if not tensor.numel():
-        return 0.0
-    largest = max(abs(float(end)) for end in tensor.detach().aminmax())
-    return largest if math.isfinite(largest) else float(tensor.detach().abs().nan_to_num(0.0, 0.0).max())
-
-
-def _even_out(kept: Tensor, inputs: Tensor, outputs: Tensor) -> None:
-    """Keep more units until every group that has any has as many inputs, and outputs, as the fullest."""
-    stays = kept[inputs].any(1) | kept[outputs].any(1)
-    for units in (inputs[stays], outputs[stays]):
-        most = int(kept[units].sum(1).max().clamp(min=1))
-        for group in units:
-            while int(kept[group].sum()) < most:
-                kept[group[~kept[group]][0]] = True

@@ -10,8 +10,9 @@ from torch.fx.node import map_aggregate
 
 from quern import functional as F
 from quern.errors import NoRuleError
-from quern.graph.facts import Facts, Number, Value
+from quern.graph.facts import Facts
 from quern.graph.operations import operation
+from quern.graph.values import Number, Value
 
 _KINDS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 

@@ -16,11 +16,13 @@ from torch.fx.node import map_aggregate, map_arg
 
 from quern.algebra import UNITS
 from quern.errors import CompactionError
-from quern.graph.facts import Facts, Record, Value
+from quern.graph.facts import Facts
 from quern.graph.functions import FunctionRules, numbers_of, unknown, values_of
 from quern.graph.layer_plan import Kept, LayerPlan
 from quern.graph.spec import Call, hooked, spec_of
 from quern.graph.trace import traced
+from quern.graph.units import Record
+from quern.graph.values import Value
 
 Memory = dict[nn.Module, list[tuple[Tensor, Tensor]]]
 
@@ -184,7 +186,7 @@ def _place(t: Tensor) -> tuple[Any, ...]:
 
 def layer_plan(record: Record, kept: Tensor) -> LayerPlan:
     """What is to be removed from a layer if of all units those are ``kept`` that it says, which
-    :meth:`~quern.graph.facts.Facts.settle` returns."""
+    :meth:`~quern.graph.units.Units.settle` returns."""
     layer, value = record.layer, record.calls[0] if record.calls else None
     spec = spec_of(layer)
     inputs = outputs = None

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.fx.node import map_aggregate
 
 from quern.errors import CompactionError, ExportError
-from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules, values_of
 from quern.graph.layer_plan import LayerPlan
 from quern.graph.packing import Packer
+from quern.graph.values import Value
 
 Select = Callable[[Tensor], Tensor]
 Shape = tuple[int, ...]

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from quern.errors import QuernError
-from quern.graph.facts import Facts, Value, dead, evaluating
+from quern.graph.facts import Facts
 from quern.graph.reader import Reader
 from quern.graph.spec import Watcher
 from quern.graph.trace import mapped, traced
+from quern.graph.values import Value, dead, evaluating
 from quern.penalties import Target
 
 _MOST = 1e12  # steps, in which a penalty does all it can

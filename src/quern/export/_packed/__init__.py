@@ -12,7 +12,8 @@ from torch.fx.node import map_arg
 from quern.compact import warn_dead
 from quern.errors import ExportError, PackedError
 from quern.export._packed import blob
-from quern.export._packed.builder import Builder, fused, in_place
+from quern.export._packed.builder import Builder
+from quern.export._packed.fusing import fused, in_place
 from quern.export._packed.int8 import quantized
 from quern.export._packed.operations import Dtype
 from quern.export._program import Pixels, Program, check_place, first, first_line, writing

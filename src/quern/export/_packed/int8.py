@@ -61,7 +61,7 @@ def _extremes(
 ) -> dict[Buffer, tuple[float, float]]:
     """The smallest and the largest number of every activation."""
     buffers = list(dict.fromkeys(b for op in operations for b in (*op.reads, *op.writes) if b.dtype == "F32"))
-    found: dict[Buffer, tuple[float, float]] = {}
+    extremes: dict[Buffer, tuple[float, float]] = {}
     for start in range(0, len(buffers), _AT_ONCE):
         some = buffers[start : start + _AT_ONCE]
         content, _ = blob.write(operations, inputs, [blob.Tensor(buffer, (buffer.count,)) for buffer in some])
@@ -69,9 +69,9 @@ def _extremes(
         for first in range(0, len(samples[0]), _BATCH):
             results = network(*(s[first : first + _BATCH] for s in samples))
             for buffer, values in zip(some, results if isinstance(results, tuple) else (results,), strict=True):
-                low, high = found.get(buffer, (math.inf, -math.inf))
-                found[buffer] = min(low, float(values.min())), max(high, float(values.max()))
-    return found
+                low, high = extremes.get(buffer, (math.inf, -math.inf))
+                extremes[buffer] = min(low, float(values.min())), max(high, float(values.max()))
+    return extremes
 
 
 class _Bytes:

@@ -77,7 +77,7 @@ typedef struct {
     int64_t units_in, units_out;          /* channels of each component */
     int64_t block;                        /* tiles at a time */
     int64_t threads;                      /* how many there may be */
-    int32_t target[4], flip[4];           /* of the Hadamard form: see quern/functional/products.py */
+    int32_t target[4], flip[4];           /* of the Hadamard form: see quern/functional/hadamard.py */
 } convolution;
 
 typedef struct {

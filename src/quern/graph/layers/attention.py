@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from quern import nn as qnn
 from quern.errors import ExportError
 from quern.graph import plain
-from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules, values_of
 from quern.graph.layer_plan import LayerPlan
 from quern.graph.layers.bases import Whole, nonzero
 from quern.graph.spec import Call, Select, Spec, Writer, register, spec_of, take
+from quern.graph.values import Value
 
 
 def _edges(weight: Tensor) -> Tensor:

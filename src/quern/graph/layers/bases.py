@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from quern.algebra import UNITS
-from quern.graph.facts import Value, of_layer
 from quern.graph.functions import FunctionRules, unknown
 from quern.graph.layer_plan import LayerPlan
 from quern.graph.spec import Call, Select, Shape, Spec, take
+from quern.graph.values import Value, of_layer
 
 
 def nonzero(t: Tensor) -> Tensor:

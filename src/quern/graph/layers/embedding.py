@@ -7,12 +7,12 @@ import torch.nn.functional as TF
 from torch import Tensor, nn
 
 from quern import nn as qnn
-from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules
 from quern.graph.layer_plan import LayerPlan
 from quern.graph.layers.bases import factory, nonzero
 from quern.graph.packing import Packed, Packer
 from quern.graph.spec import Call, Select, Spec, Writer, register, take
+from quern.graph.values import Value
 
 
 class Embedding(Spec):

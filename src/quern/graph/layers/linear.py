@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from quern import nn as qnn
 from quern.algebra import UNITS, hamilton
 from quern.functional.products import block_weight
-from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules
 from quern.graph.layer_plan import LayerPlan
 from quern.graph.layers.bases import OneToOne, factory, grain, image_parts, nonzero, real_layer
 from quern.graph.packing import Packed, Packer
 from quern.graph.spec import Affine, Call, Select, Shape, Work, Writer, add_parameter, both, register, take
+from quern.graph.values import Value
 
 
 class Linear(OneToOne):

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from quern import nn as qnn
 from quern.errors import ExportError
 from quern.graph import plain
-from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules
 from quern.graph.layers.bases import OneToOne, PerChannel, Whole, factory, nonzero, real_layer
 from quern.graph.packing import Packed, Packer, reshape
 from quern.graph.spec import Affine, Call, Writer, register
+from quern.graph.values import Value
 
 
 class BatchNorm(PerChannel):

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from quern import nn as qnn
 from quern.errors import ExportError
 from quern.graph import packing, plain
-from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules
 from quern.graph.layers.bases import OneToOne, Whole
 from quern.graph.packing import Packed, Packer
 from quern.graph.spec import Call, Writer, register
+from quern.graph.values import Value
 
 
 class Pool(OneToOne):

@@ -6,11 +6,11 @@ from torch import Tensor, nn
 
 from quern import nn as qnn
 from quern.graph import plain
-from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules
 from quern.graph.layers.bases import OneToOne
 from quern.graph.packing import Packed, Packer, reshape
 from quern.graph.spec import Call, Writer, register
+from quern.graph.values import Value
 
 
 class Modulus(OneToOne):

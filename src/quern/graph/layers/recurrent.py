@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from quern import nn as qnn
 from quern.algebra import hamilton
 from quern.errors import ExportError
-from quern.graph.facts import Value
 from quern.graph.functions import FunctionRules, option, unknown, values_of
 from quern.graph.layer_plan import LayerPlan
 from quern.graph.layers.bases import factory, grain, nonzero
 from quern.graph.packing import Packed, Packer, cat, reshape
 from quern.graph.spec import Call, Select, Spec, Work, Writer, add_parameter, both, register, take
+from quern.graph.values import Value
 
 
 def _suffixes(layer: Any) -> list[list[str]]:
