@@ -175,3 +175,13 @@ def test_compilers_have_nothing_to_say(compiler: str, flags: tuple[str, ...], tm
 @pytest.mark.slow
 def test_nothing_is_read_or_written_outside(tmp_path: Path) -> None:
     assert_in_bounds("winograd", tmp_path, "96 convolutions\n")
+
+
+@pytest.mark.unchecked
+def test_a_bias_of_another_type_is_refused_as_torch_does() -> None:
+    """The kernels would read its bits as numbers of theirs."""
+    conv = qnn.QConv2d(64, 64, 3, padding=1)
+    assert conv.bias is not None
+    conv.bias.data = conv.bias.data.double()
+    with pytest.raises(RuntimeError, match="dtype|type"):
+        conv(torch.randn(4, 64, 16, 16))
