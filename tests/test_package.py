@@ -136,6 +136,7 @@ def test_the_examples_in_the_documents_run(
         "README.md",
         "docs/start.md",
         "docs/convert.md",
+        "docs/own.md",
         "docs/compaction.md",
         "docs/compress.md",
         "docs/runtime.md",

@@ -128,7 +128,7 @@ def test_of_trials_with_as_many_zero_quaternions_components_decide() -> None:
 
 def judged(monkeypatch: pytest.MonkeyPatch, run: Run, weight: float | None, *accuracies: float) -> Trial:
     """A trial whose training gave these accuracies on validation images."""
-    history = tuple(Mock(val_accuracy=accuracy) for accuracy in accuracies)
+    history = tuple(Mock(val=accuracy) for accuracy in accuracies)
     result = Mock(history=history, val_accuracy=max(accuracies), sparsity=measure(build(run)))
     monkeypatch.setattr(tune, "fit", lambda *_: result)
     return tune.try_weight(DIGITS, run, weight, 64)
@@ -183,7 +183,7 @@ def test_a_trial_on_neurons_counts_those_that_compaction_removes(
                 assert layer.bias is not None
                 layer.weight[n] = scale
                 layer.bias.fill_(0.5)
-        return Mock(history=[Mock(val_accuracy=0.9)], sparsity=measure(network))
+        return Mock(history=[Mock(val=0.9)], sparsity=measure(network))
 
     monkeypatch.setattr(tune, "fit", trained)
     found = tune.try_weight(DIGITS, run, 1.0, 64)

@@ -48,7 +48,7 @@ def test_what_was_not_tested_is_not_called_so(loaders: tuple[Any, ...], tmp_path
     inputs = torch.cat([x for x, _ in val])
     labels = torch.cat([labels for _, labels in val])
     right = found.small_network(inputs).argmax(1) == labels
-    assert found.small.accuracy == pytest.approx(float(right.double().mean()))
+    assert found.small.value == pytest.approx(float(right.double().mean()))
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_by_default_a_point_of_accuracy_may_be_lost_and_nothing_is_left_behind(
     found = quern.compress(shallow(256), *loaders, **SHORT)
     (verdict,) = found.verdicts()
     assert (verdict.what, verdict.limit) == ("points of test accuracy lost", 1.0)
-    assert verdict.value == pytest.approx(100 * (found.dense.accuracy - found.small.accuracy))
+    assert verdict.value == pytest.approx(100 * (found.dense.value - found.small.value))
     assert list(work.iterdir()) == []
     with pytest.raises(Stopped, match="nothing is kept without a folder: say out="):
         quern.compress(shallow(256), *loaders, **SHORT, watchers=[Stop(2, 15)])

@@ -65,7 +65,7 @@ def test_the_table_and_the_record(run: tuple[Path, Compressed, nn.Module]) -> No
     assert head.split() == ["dense", "compacted", "ratio"]
     assert lines[1].startswith("its 95 % interval ")
     for bound, accuracy in zip(re.findall(r"(\S+) to (\S+)", lines[1]), (found.dense, found.small), strict=False):
-        assert float(bound[0]) <= 100 * accuracy.accuracy <= float(bound[1])
+        assert float(bound[0]) <= 100 * accuracy.value <= float(bound[1])
     assert f"{found.dense.parameters:,}" in lines[3]
     assert f"{found.dense.parameters / found.small.parameters:.1f}x" in lines[3]
     assert lines[11].endswith(": met")

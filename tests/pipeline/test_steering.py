@@ -17,7 +17,7 @@ from quern.export import packed_size
 from quern.penalties import RQ, RQL, GammaL1, Penalty
 from quern.pipeline._sizes import Packing
 from quern.pipeline.steering import Steering
-from quern.records import Budget
+from quern.records import ACCURACY, Budget, Metric
 from quern.sparsity import measure
 from quern.train import Grinding, Settings, checkpoint, fit
 from tests.optim.test_ahead import equal, values
@@ -158,14 +158,23 @@ def test_a_speedup_is_reached_by_the_clock(images: ImageSet) -> None:
     assert alive(net, images)
 
 
-def test_an_accuracy_is_not_lost(images: ImageSet, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("metric", "drop", "value"),
+    [
+        (ACCURACY, 60.0, lambda share: 0.9 * share),
+        (Metric("mm", lower_is_better=True), 6.0, lambda share: 10.0 - 9.0 * share),  # the same in another unit
+    ],
+)
+def test_no_more_is_lost_than_may_be(
+    metric: Metric, drop: float, value: Any, images: ImageSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From milestone to milestone a third less, down to a quarter."""
     monkeypatch.setattr("quern.pipeline.steering.SMALLEST", 0.25)
     net = shallow(hidden=64)
     whole = size(net)
 
     def trial(small: nn.Module) -> float:
-        return 0.9 * size(small) / whole
+        return value(size(small) / whole)
 
     seen: dict[str, Any] = {}
 
@@ -174,13 +183,13 @@ def test_an_accuracy_is_not_lost(images: ImageSet, monkeypatch: pytest.MonkeyPat
             seen.update(now.memory)
             return super().strength(now)
 
-    steering = Remembering(Budget(max_drop=60.0), example(images), trial=trial, dense_accuracy=0.9)
+    steering = Remembering(Budget(max_drop=drop), example(images), trial=trial, metric=metric, dense_value=value(1.0))
     with few_milestones(6):
         fit(net, images, SHORT, steer=steering)
-    assert trial(net) >= 0.9 - 0.6
+    assert metric.lost(value(1.0), trial(net)) <= drop
     assert size(net) < whole
     assert seen["trials"]
-    assert all(tried["accuracy"] == pytest.approx(0.9 * tried["parameters"] / whole) for tried in seen["trials"])
+    assert all(tried["value"] == pytest.approx(value(tried["parameters"] / whole)) for tried in seen["trials"])
     assert seen["trials"][-1]["parameters"] == size(net)
 
 

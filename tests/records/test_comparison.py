@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from quern.errors import TrainingError
-from quern.records import Budget
+from quern.records import ACCURACY, Budget, Metric
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from quern.records import Budget
         ({"min_speedup": math.nan}, "min_speedup is nan"),
         ({"min_speedup": math.inf}, "min_speedup is inf"),
         ({"max_drop": -1.0}, "max_drop is -1"),
-        ({"max_drop": 100.0}, "max_drop is 100"),
+        ({"max_drop": math.inf}, "max_drop is inf"),
         ({"max_drop": math.nan}, "max_drop is nan"),
     ],
     ids=str,
@@ -39,3 +39,9 @@ def test_a_budget_knows_what_it_is_about() -> None:
         assert Budget(**limit)
         assert Budget(**limit, max_drop=1.0).of_size
     assert {k: v for k, v in Budget(max_bytes=7).to_dict().items() if v is not None} == {"max_bytes": 7}
+
+
+def test_of_accuracy_no_more_can_be_lost_than_there_is() -> None:
+    with pytest.raises(TrainingError, match=r"^max_drop is 100\.0, but must be points of accuracy, from 0 to 100\.$"):
+        Budget(max_drop=100.0).check_drop(ACCURACY)
+    Budget(max_drop=250.0).check_drop(Metric("mm", lower_is_better=True))

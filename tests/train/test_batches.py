@@ -94,9 +94,9 @@ def test_loaders_that_do_not_fit_are_refused(loaders: tuple[Any, ...]) -> None:
         (Loaders(train, []), "no batches"),
         (Loaders(train, iter(val)), "to validate with can be gone through only once"),
         (Loaders(train, val, (pair for pair in val)), "to test with can be gone through only once"),
-        (Loaders([x], val), "pairs of tensors"),
-        (Loaders([(x, labels, labels)], val), "pairs of tensors"),
-        (Loaders([(x, list(range(len(x))))], val), "pairs of tensors"),
+        (Loaders([x], val), "pairs .* but gave a Tensor"),
+        (Loaders([(x, labels, labels)], val), "pairs .* but gave 3 parts: several inputs are one tuple"),
+        (Loaders([(x, list(range(len(x))))], val), "100 inputs with list, but each input needs one class number"),
         (
             Loaders([(x, labels.float())], val),
             "100 inputs with labels .* torch.float32, but each input needs one class",
@@ -145,7 +145,11 @@ def test_a_network_and_data_that_do_not_fit_are_one_sentence(images: ImageSet, t
         (build(), Loaders(good, good, late), f"a label is 10, but the network gives {classes}"),
         (build(), Loaders(negative, good), f"a label is -1, but the network gives {classes}"),
         (models.mnist_qcnn(), images, r"the network does not take inputs of shape \(2, 1, 8, 8\): .*"),
-        (nn.Flatten(0), images, r".* gives a tensor of shape \(128,\), but must give scores \(batch, classes\)"),
+        (
+            nn.Flatten(0),
+            images,
+            r".* gives a tensor of shape \(128,\), but must give scores .* loss= and metric=",
+        ),
     ]
     for model, data, said in cases:
         with pytest.raises(TrainingError, match=rf"^{said}\.$"):

@@ -40,7 +40,7 @@ def test_a_run_has_its_phases_zeros_files_and_result(images: ImageSet, tmp_path:
         scores = model(images.normalize(images.test.pixels))
     assert float((scores.argmax(1) == images.test.labels).double().mean()) == pytest.approx(result.test_accuracy)
     assert result.best_epoch in (6, 7)
-    assert result.val_accuracy == max(line.val_accuracy for line in history[5:])
+    assert result.val_accuracy == max(line.val for line in history[5:])
     files = sorted(p.name for p in (tmp_path / "run").iterdir())
     assert files == ["best.safetensors", "history.jsonl", "last.safetensors", "model.safetensors", "result.json"]
     lines = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
@@ -236,7 +236,7 @@ def test_healing_without_dropout(images: ImageSet) -> None:
 
 def test_bfloat16_trains(images: ImageSet) -> None:
     result = fit(build(), images, dataclasses.replace(SHORT, precision="bfloat16", epochs=4))
-    assert result.val_accuracy > 0.5
+    assert result.val > 0.5
 
 
 @pytest.mark.parametrize("tol", [0.0, 1e-3, 0.05])

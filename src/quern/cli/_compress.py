@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quern.cli import _options, _run
+from quern.cli import _named, _options, _run
 from quern.cli._console import err_console, out_console, say
 from quern.cli._folder import is_compressed
 from quern.cli._network import network_file
@@ -43,6 +43,9 @@ Examples:
 
   quern compress --dataset cifar10 --penalty gamma-beta --lambda 20 --out runs/by-lambda    (no budget)
 
+  quern compress --model mine.nets:unet --dataset mine.data:loaders --loss mine.task:loss --metric mine.task:overlap \\
+    --max-params 20000 --out runs/unet    (your own, in a file mine/nets.py here or installed)
+
   quern compress --resume --out runs/cifar
 """
 
@@ -63,7 +66,11 @@ def compress(
     image_size: _options.ImageSize = None,
     gray: _options.Gray = None,
     model: Annotated[
-        str | None, of_network(help=f"{', '.join(MODELS)}.", show_default="by data set; qresnet20 for yours")
+        str | None,
+        of_network(
+            help=f"{', '.join(MODELS)}; or package.module:function, which gives yours.",
+            show_default="by data set; qresnet20 for yours",
+        ),
     ] = None,
     norm: Annotated[
         _options.NormName | None,
@@ -73,6 +80,17 @@ def compress(
     start: Annotated[
         Path | None, of_network(help="A network that is trained already: a run's folder or a file of quern.")
     ] = None,
+    loss: Annotated[
+        str | None,
+        of_network(help="package.module:function of (outputs, targets), a scalar.", show_default="cross-entropy"),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        of_network(
+            help="package.module:function of (outputs, targets) of the whole set, a number.", show_default="accuracy"
+        ),
+    ] = None,
+    lower_is_better: Annotated[bool, of_network("--lower-is-better", help="Of the metric.")] = False,
     resume: Annotated[bool, of_run("--resume", help="Go on with what is in --out, with its own settings.")] = False,
     max_neurons: Annotated[int | None, of_budget(help="Neurons the small network may have.")] = None,
     max_params: Annotated[int | None, of_budget(help="Parameters the small network may have.")] = None,
@@ -117,6 +135,7 @@ def compress(
         config = schema.read(path, CompressConfig, "a run of quern compress", "restore it, or begin again")
         sums = config["sums"]
     else:
+        _check_named(context.params)
         limits = {field.name: context.params[field.name] for field in fields(Budget)}
         stages = {**_run.settings_among(context.params), "grind": grind}
         defaults = _DIGITS if dataset == "digits" else _DEFAULTS
@@ -124,6 +143,9 @@ def compress(
         config = CompressRequest(
             **_run.request_of_run(context.params),
             start=str(start.resolve()) if start else None,
+            loss=loss,
+            metric=metric,
+            lower_is_better=lower_is_better,
             penalty=_penalty(penalty, lambda_, by_cost, limits),
             budget={**limits, **{name: _bytes(name, limits[name]) for name in ("max_bytes", "max_flash", "max_ram")}},
             stages=given,
@@ -134,6 +156,16 @@ def compress(
                 raise TrainingError("--start has a trained network: leave out --epochs, --model, --norm and --dropout.")
             config["stages"]["epochs"] = 0
     _compress(config, sums, out, quiet, json_)
+
+
+def _check_named(options: dict[str, Any]) -> None:
+    """Options that say nothing of data or a network of the user's own are not left unused."""
+    unused = {"dataset": ("data_dir", "image_size", "gray", "batch"), "model": ("norm", "dropout")}
+    for named, names in unused.items():
+        for name in names if _named.is_named(options[named]) else ():
+            if options[name] is not None:
+                option = f"--{name.replace('_', '-')}"
+                raise TrainingError(f"--{named} {options[named]} has its own: leave out {option}.")
 
 
 def _penalty(
@@ -181,6 +213,7 @@ def _compress(config: CompressRequest, sums: dict[str, str] | None, out: Path, q
     from quern import io
     from quern._size import size_of
     from quern.bench.machine import facts
+    from quern.data import ImageSet
     from quern.penalties import Penalty
     from quern.pipeline import compress
     from quern.report import write_run_report
@@ -194,27 +227,49 @@ def _compress(config: CompressRequest, sums: dict[str, str] | None, out: Path, q
     Settings.from_dict({**config["stages"], "epochs": epochs, "penalty": config["penalty"]}, path)
     if not resume and (out / "config.json").exists():
         raise TrainingError(f"{out} already holds a run: go on with --resume, or choose another folder.")
-    images = _run.load_images(config, sums, out, quiet)
+    judged: dict[str, Any] = {
+        name: _named.function(text, f"--{name}") for name in ("loss", "metric") if (text := config.get(name))
+    }
+    judged["lower_is_better"] = config.get("lower_is_better", False)
+    own = _named.is_named(config["dataset"]) and not Path(config["dataset"]).exists()
+    data = _named.data(config["dataset"]) if own else _run.load_images(config, sums, out, quiet)
     stages: dict[str, Any] = dict(config["stages"])
-    stages["batch"] = min(stages["batch"], len(images.train))
+    if isinstance(data, ImageSet):
+        stages["batch"] = min(stages["batch"], len(data.train))
+    elif config["model"] is None and config["start"] is None:
+        raise TrainingError("loaders of your own need a network of your own: say --model package.module:function.")
     torch.manual_seed(stages["seed"])
     if config["start"] is not None:
         if is_compressed(Path(config["start"])):
             raise TrainingError(f"{config['start']} is a run of quern compress: start from its folder dense or small.")
         network = io.load(network_file(Path(config["start"])))
-        _run.check_takes(network, images, config["start"])
+        if isinstance(data, ImageSet) and not judged.get("loss"):
+            _run.check_takes(network, data, config["start"])
+    elif config["model"] is not None and _named.is_named(config["model"]):
+        network = _named.network(config["model"])
+    elif isinstance(data, ImageSet):
+        network = _run.build_network(_with_norm(config, data), data)
     else:
-        network = _run.build_network(_with_norm(config, images), images)
+        raise TrainingError(f"--model {config['model']} is for images of quern.data: name a function that gives yours.")
     written: dict[str, Any] = dict(config)
     if not resume:
-        written |= {"threads": torch.get_num_threads(), "sums": images.sums, "environment": facts()}
+        written |= {
+            "threads": torch.get_num_threads(),
+            "sums": data.sums if isinstance(data, ImageSet) else {},
+            "environment": facts(),
+        }
     if not quiet:
         count = size_of(network).parameters
-        say(f"{images.name}: {len(images.train):,} images to train, {len(images.val):,} to validate", err_console)
-        say(f"{config['start'] or _run.model_name(config, images)}: {count:,} parameters", err_console)
+        name = config["model"] or config["dataset"]
+        if isinstance(data, ImageSet):
+            say(f"{data.name}: {len(data.train):,} images to train, {len(data.val):,} to validate", err_console)
+            name = _run.model_name(config, data)
+        say(f"{config['start'] or name}: {count:,} parameters", err_console)
+    loaders: Any = (data,) if isinstance(data, ImageSet) else (data.train, data.val, data.test)
     comparison = compress(
         network,
-        images,
+        *loaders,
+        **judged,
         penalty=None if config["penalty"] is None else Penalty.from_list(config["penalty"]),
         **budget.to_dict(),
         **stages,

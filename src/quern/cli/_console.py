@@ -12,8 +12,8 @@ from quern._files import printable
 from quern.errors import QuernWarning
 
 # A pipe has no width: tables are not cut to fit one.
-out_console = Console() if sys.stdout.isatty() else Console(width=120)
-err_console = Console(stderr=True)
+out_console = Console(emoji=False) if sys.stdout.isatty() else Console(width=120, emoji=False)
+err_console = Console(stderr=True, emoji=False)
 
 
 def say(text: str, console: Console = out_console) -> None:

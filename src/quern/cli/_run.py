@@ -173,10 +173,12 @@ def make_watchers(out: Path | None, quiet: bool, tensorboard: bool = False) -> l
 
 def print_result(result: Result, settings: Course, console: Console) -> None:
     sparsity = result.sparsity
-    tested = "no test accuracy" if result.test_accuracy is None else f"test accuracy {result.test_accuracy:.2%}"
+    metric, name = result.metric, result.metric.title
+    val, test = (value and metric.text(value).replace(" %", "%") for value in (result.val, result.test))
+    tested = f"no test {name}" if result.test is None else f"test {name} {test}"
     zeros = f"up to {settings.tol:g}" if settings.tol else "exact zeros"
     say(
-        f"{tested} (validation {result.val_accuracy:.2%}, epoch {result.best_epoch} of "
+        f"{tested} (validation {val}, epoch {result.best_epoch} of "
         f"{settings.total})\n{zeros}: {sparsity.component_sparsity:.1%} of components, "
         f"{sparsity.quaternion_sparsity:.1%} of quaternions, {sparsity.neuron_sparsity:.1%} of neurons",
         console,

@@ -10,6 +10,7 @@ from quern.cli._folder import begun, how_to_go_on
 from quern.cli._run import print_result
 from quern.errors import TrainingError
 from quern.records import (
+    ACCURACY,
     Begun,
     Budget,
     Comparison,
@@ -107,7 +108,12 @@ def _show_compressed(run: Path, config: Begun, history: bool) -> None:
     if record is not None:
         budget = schema.checked(path, settings["budget"], Budget, "a budget")
         comparison = Comparison(
-            record["dense"], record["small"], budget, record.get("chance"), record.get("answers", ())
+            record["dense"],
+            record["small"],
+            budget,
+            record.get("chance"),
+            record.get("answers", ()),
+            metric=record.get("metric", ACCURACY),
         )
     for stage in ("dense", "small"):
         lines = _history(run / stage) if record is None else record["history"][stage]

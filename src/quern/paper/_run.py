@@ -6,6 +6,7 @@ import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,7 +20,7 @@ from quern.graph import quaternion_weights
 from quern.paper._plan import network_of
 from quern.records import Deployed, Epoch, LayerCounts, Moduli, Reached, Record, Run, Small, Zeros
 from quern.sparsity import Sparsity, measure
-from quern.train import Result, Settings, evaluate, find_device, fit, held_out, source
+from quern.train import Result, Settings, evaluate, find_device, fit, held_out, source, task_of
 from quern.train.team import Team
 
 EDGES = tuple(n / 4 for n in range(-24, 9))  # exponents of ten
@@ -47,7 +48,7 @@ def perform(run: Run, settings: Settings, weight: float | None, work: Path, data
     result = fit(network, images, settings, out := work_folder(work, run, settings), resume=out.is_dir())
     small = _cut(network, images, settings.tol)
     sizes = _deployed({"dense": dense.eval(), "small": small}, images)
-    tests = held_out(source(images, settings, Team(), find_device(settings.device)))
+    tests = held_out(source(images, settings, Team(), find_device(settings.device), network, task_of()))
     name, options = network_of(run)
     return Record(
         run=run,
@@ -84,7 +85,7 @@ def _reached(result: Result) -> Reached:
     counts = {field.name: getattr(sparsity, field.name) for field in fields(Zeros)}
     return Reached(
         best_epoch=result.best_epoch,
-        val_accuracy=result.val_accuracy,
+        val_accuracy=result.val,
         test_accuracy=result.test_accuracy,
         test_loss=result.test_loss,
         seconds=result.seconds,
@@ -119,7 +120,8 @@ def _deployed(networks: dict[str, nn.Module], images: ImageSet) -> dict[str, Dep
             io.save(network, own := Path(folder) / f"{name}.safetensors", images=images.about())
             sizes[name] = replace(measure(network, example).size, bytes=own.stat().st_size)
             memory[name] = float(peak_memory(files[name], images.shape))
-        times = time_onnx(files, images.shape)
+        pixels = np.random.default_rng(1).standard_normal((1, *images.shape)).astype(np.float32)
+        times = time_onnx(files, [pixels])
     return {
         name: Deployed(**vars(size), latency_ms=times[name].median_ms, memory=memory[name])
         for name, size in sizes.items()

@@ -115,7 +115,7 @@ def try_weight(images: ImageSet, run: Run, weight: float | None, batch: int) -> 
             result = fit(network, images, settings)
         neurons = plan(network, images.normalize(images.train.pixels[:2]), settings.tol).after.neurons
         dead_neurons, size = 1 - neurons / size.neurons, result.sparsity
-        accuracy = statistics.fmean(line.val_accuracy for line in result.history[-LAST:])
+        accuracy = statistics.fmean(line.val for line in result.history[-LAST:])
         if _at_chance(accuracy, images.val.labels):
             died = "chance"
     except (Diverged, LastPathWarning, CompactionError) as reason:

@@ -10,20 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from quern.data import ImageSet
+from quern.graph import Example
 from quern.records import Answers
+from quern.train import as_arguments
 
 SAMPLES_PER_OUTCOME = 6
 
 
 @torch.no_grad()
 def compare_answers(
-    dense: nn.Module, small: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]
+    dense: nn.Module, small: nn.Module, batches: Iterable[tuple[Example, Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """The class of every input, and who answers right: 0 both networks, 1 only the dense one, 2 only the small one,
     3 neither. One pass over the batches; the networks are in eval mode."""
     labels, outcomes = [], []
-    for x, classes in batches:
-        dense_wrong, small_wrong = (network(x).argmax(1) != classes for network in (dense, small))
+    for inputs, classes in batches:
+        dense_wrong, small_wrong = (network(*as_arguments(inputs)).argmax(1) != classes for network in (dense, small))
         labels.append(classes.cpu())
         outcomes.append((2 * dense_wrong + small_wrong).cpu())
     return torch.cat(labels), torch.cat(outcomes)

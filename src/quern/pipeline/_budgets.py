@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from quern.errors import TrainingError
-from quern.graph import spec_of
+from quern.graph import Example, spec_of
 from quern.graph.paths import has_rows
 from quern.penalties import Penalty
 from quern.pipeline._sizes import Packs, planned_size
@@ -20,7 +20,7 @@ def check_budget(
     budget: Budget,
     model: nn.Module,
     penalty: Penalty,
-    example: Tensor,
+    example: Example,
     images: dict[str, Any] | None = None,
     packs: Packs | None = None,
 ) -> None:

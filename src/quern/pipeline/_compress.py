@@ -20,7 +20,21 @@ from quern.penalties import GammaL1, Penalty
 from quern.pipeline._budgets import check_budget
 from quern.pipeline._stages import Compressed, Job, Tell, packs_of, run_stages
 from quern.records import Budget
-from quern.train import Loaders, Settings, Source, Watcher, check_compacts, check_fits, find_device, held_out, source
+from quern.train import (
+    Loaders,
+    Loss,
+    MetricFunction,
+    Settings,
+    Source,
+    Task,
+    Watcher,
+    check_compacts,
+    check_fits,
+    find_device,
+    held_out,
+    source,
+    task_of,
+)
 from quern.train.team import Team
 
 
@@ -30,6 +44,9 @@ def compress(
     val: Iterable[Any] | None = None,
     test: Iterable[Any] | None = None,
     *,
+    loss: Loss | None = None,
+    metric: MetricFunction | None = None,
+    lower_is_better: bool = False,
     penalty: Penalty | None = None,
     max_neurons: int | None = None,
     max_params: int | None = None,
@@ -52,15 +69,20 @@ def compress(
 ) -> Compressed:
     """Train a copy of ``model``, make it small, and compare the two.
 
-    ``train``, ``val`` and ``test`` give pairs (input, class numbers), as a ``DataLoader`` does; without ``test``
-    they are compared on ``val``, and the table says so. Or ``train`` is a :class:`quern.data.ImageSet`, which has all
-    three.
+    ``train``, ``val`` and ``test`` give pairs (inputs, targets), as a ``DataLoader`` does (:class:`quern.train.Loaders`
+    says of what structure); without ``test`` they are compared on ``val``, and the table says so. Or ``train`` is a
+    :class:`quern.data.ImageSet`, which has all three.
+
+    ``loss`` of (outputs, targets) is a scalar tensor, by default the cross-entropy of classes; ``metric`` of the
+    outputs and targets of a whole set is a number, by default the accuracy. Higher is better unless
+    ``lower_is_better``. :func:`quern.train.fit` says more of them.
 
     ``epochs`` train the dense network (0: it is trained already), ``grind`` drive neurons to zero under ``penalty``,
     ``heal`` train what is left, with the share ``distill`` of the loss asking for the dense network's answers.
     ``max_neurons``, ``max_params``, ``max_bytes``, ``max_flash``, ``max_ram``, ``min_speedup`` and ``max_drop`` are the
     budget (:class:`Budget`),
-    for which λ is steered; the weights of the penalty then only say how its terms mix. Without a budget its own λ
+    for which λ is steered; the weights of the penalty then only say how its terms mix. ``max_drop`` is in points of
+    accuracy, or in the unit of ``metric``. Without a budget its own λ
     counts, ramped up over the first half of the grinding. With neither, the budget is one point of accuracy.
     ``options`` are further fields of :class:`quern.train.Settings`, for all stages; the batch is 100 if it is not said.
 
@@ -81,7 +103,14 @@ def compress(
     budget = Budget(**limits)
     if budget.of_packed:
         runtime.check_built()
+    task = task_of(loss, metric, lower_is_better)
+    budget.check_drop(task.metric)
     if penalty is None and not budget:
+        if not task.metric.percent:
+            raise TrainingError(
+                f"there is no budget: say how much {task.metric.title} may be lost, max_drop=, or another limit, such "
+                "as max_params=."
+            )
         budget = Budget(max_drop=1.0)
     _check_names(options)
     data = _one_data_set(train, val, test)
@@ -100,9 +129,10 @@ def compress(
     folder = None if out is None else Path(out)
     try:
         with tempfile.TemporaryDirectory(prefix="quern-compress-") as elsewhere:
-            batches = source(data, small_settings, Team(), find_device(small_settings.device))
-            _check_job(model, small_settings, budget, data, batches)
-            job = Job(data, batches, folder or Path(elsewhere), resume, watchers, tell)
+            batches = source(data, small_settings, Team(), find_device(small_settings.device), model, task)
+            _check_job(model, small_settings, budget, data, batches, task)
+            judged = {"loss": loss, "metric": metric, "lower_is_better": lower_is_better}
+            job = Job(data, batches, task, judged, folder or Path(elsewhere), resume, watchers, tell)
             origin = {"environment": facts(), **(about or {})}
             return run_stages(job, model, dense_settings, small_settings, budget, origin)
     except Stopped as reason:
@@ -139,7 +169,9 @@ def _one_data_set(train: Any, val: Any, test: Any) -> ImageSet | Loaders:
     return Loaders(train, val, test)
 
 
-def _check_job(model: nn.Module, settings: Settings, budget: Budget, data: ImageSet | Loaders, batches: Source) -> None:
+def _check_job(
+    model: nn.Module, settings: Settings, budget: Budget, data: ImageSet | Loaders, batches: Source, task: Task
+) -> None:
     """What can be known to fail later is said now."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise TrainingError(
@@ -160,7 +192,7 @@ def _check_job(model: nn.Module, settings: Settings, budget: Budget, data: Image
         raise TrainingError(f"{sentence}.") from reason
     if next(iter(held_out(batches)), None) is None:
         raise TrainingError("the loader to test with has no batches.")
-    check_fits(model, data, batches)
+    check_fits(model, data, batches, task)
     check_compacts(model, batches.example)
     packs = packs_of(data, batches.example)
     check_budget(budget, model, settings.penalty, batches.example, batches.image_format(), packs)

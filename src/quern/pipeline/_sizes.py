@@ -6,14 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from quern import io, records
 from quern.compact import census, compact, plan
-from quern.graph import quaternion_weights
+from quern.graph import Example, quaternion_weights
 from quern.records import Budget
 from quern.records.schema import Between, Count
 from quern.sparsity import work
+from quern.train import first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ Packs = Callable[[nn.Module], Packing]
 
 
 def planned_size(
-    model: nn.Module, example: Tensor, budget: Budget, images: dict[str, Any] | None = None, packs: Packs | None = None
+    model: nn.Module, example: Example, budget: Budget, images: dict[str, Any] | None = None, packs: Packs | None = None
 ) -> Size | None:
     """The size of what is left; None if nothing is: the output no longer depends on the input. ``packs`` says what a
     network takes when it is packed."""
@@ -77,7 +78,7 @@ class SizeCounter:
     def __init__(
         self,
         model: nn.Module,
-        example: Tensor,
+        example: Example,
         budget: Budget,
         images: dict[str, Any] | None,
         before: "SizeCounter | None",
@@ -86,7 +87,7 @@ class SizeCounter:
         self._parameters = list(model.parameters())
         self._packing = None if packs is None or budget.max_flash is None else packs(model)
         self._needs_plans = budget.max_ram is not None  # memory is known of networks that are there
-        self._census = census(model, example[:1])
+        self._census = census(model, first(example, 1))
         self._stored = None
         if budget.max_bytes is not None:
             self._stored = _stored(model, images, before and before._stored)

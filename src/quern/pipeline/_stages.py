@@ -24,6 +24,7 @@ from quern.bench import time_onnx, time_packed
 from quern.data import Images, ImageSet
 from quern.errors import DeadNetworkWarning, ExportError, NoRuntimeError
 from quern.export import Pixels, packed_size, to_onnx, to_packed
+from quern.graph import Example
 from quern.pipeline._answers import compare_answers, count_by_class, samples
 from quern.pipeline._folder import open_folder
 from quern.pipeline._sizes import Packing, Packs
@@ -32,7 +33,20 @@ from quern.records import Answers, Budget, Chance, Comparison, Network, PackedSi
 from quern.records.schema import to_plain
 from quern.records.text import in_epochs
 from quern.sparsity import measure
-from quern.train import Loaders, Result, Settings, Source, Watcher, evaluate, fit, held_out
+from quern.train import (
+    Loaders,
+    Result,
+    Settings,
+    Source,
+    Task,
+    Watcher,
+    as_arguments,
+    changed,
+    evaluate,
+    first,
+    fit,
+    held_out,
+)
 
 Tell = Callable[[str], None]
 TRIAL = 4  # one in so many images is enough to see how a network would heal
@@ -48,10 +62,12 @@ class Compressed(Comparison):
 
 @dataclass(frozen=True)
 class Job:
-    """What all stages have in common."""
+    """What all stages have in common. ``judged`` are loss and metric as :func:`quern.train.fit` takes them."""
 
     data: ImageSet | Loaders
     batches: Source
+    task: Task
+    judged: dict[str, Any]
     out: Path
     resume: bool
     watchers: Sequence[Watcher]
@@ -59,7 +75,7 @@ class Job:
 
     def fit(self, name: str, network: nn.Module, settings: Settings, **options: Any) -> Result:
         going_on = self.resume and (self.out / name).is_dir()
-        return fit(network, self.data, settings, self.out / name, going_on, self.watchers, **options)
+        return fit(network, self.data, settings, self.out / name, going_on, self.watchers, **self.judged, **options)
 
     def finished(self, name: str, model: nn.Module) -> tuple[nn.Module, Result] | None:
         """The network and the result of a stage that is done, on resume."""
@@ -68,10 +84,14 @@ class Job:
             return None
         result = schema.read(folder / "result.json", Result, "the result of a run", f"remove {folder} to do it again")
         self.tell(f"the {name} network is there")
-        return io.load(folder / "model.safetensors", model).to(self.batches.example.device), result
+        return io.load(folder / "model.safetensors", model).to(self.batches.device), result
 
-    def example_batch(self) -> Tensor:
-        return next(iter(self.batches.val()))[0][:64]
+    def example_batch(self) -> Example:
+        return first(next(iter(self.batches.val()))[0], 64)
+
+    def one_input(self) -> tuple[Any, ...]:
+        """What a network is timed with."""
+        return changed(as_arguments(first(self.batches.example, 1)), lambda t: t.cpu().numpy())
 
 
 def run_stages(
@@ -88,30 +108,38 @@ def run_stages(
         "small": small_settings.to_dict(),
         "budget": budget.to_dict(),
     }
+    if (task := job.task.written()) is not None:
+        settings["task"] = task
     open_folder(job.out, settings, origin, job.resume)
     dense, dense_result = _train_dense(job, model, dense_settings)
     _export(job, "dense", dense)
     small, small_result = _grind(job, dense, dense_result, small_settings, budget)
     _export(job, "small", small)
     job.tell("timing both networks in onnxruntime")
-    times = time_onnx(
-        {name: job.out / name / "model.onnx" for name in ("dense", "small")}, job.batches.example.shape[1:]
-    )
+    times = time_onnx({name: job.out / name / "model.onnx" for name in ("dense", "small")}, job.one_input())
     packed = _packed_sizes(job)
-    labels, outcomes = compare_answers(dense, small, held_out(job.batches))
-    answers = count_by_class(labels, outcomes, job.data.classes if isinstance(job.data, ImageSet) else ())
-    total = Answers.total(answers)
+    chance, answers, outcomes = None, (), None
+    if job.task.classifies:
+        labels, outcomes = compare_answers(dense, small, held_out(job.batches))
+        answers = count_by_class(labels, outcomes, job.data.classes if isinstance(job.data, ImageSet) else ())
+        total = Answers.total(answers)
+        values = {"dense": total.dense, "small": total.small}
+        chance = Chance(max(of_class.inputs for of_class in answers) / len(labels), len(labels))
+    else:
+        networks = {"dense": dense, "small": small}
+        values = {name: evaluate(one, held_out(job.batches), task=job.task)[1] for name, one in networks.items()}
     compressed = Compressed(
-        _column(job, "dense", dense, dense_result, total.dense, times["dense"].median_ms, packed.get("dense")),
-        _column(job, "small", small, small_result, total.small, times["small"].median_ms, packed.get("small")),
+        _column(job, "dense", dense, dense_result, values["dense"], times["dense"].median_ms, packed.get("dense")),
+        _column(job, "small", small, small_result, values["small"], times["small"].median_ms, packed.get("small")),
         budget,
-        Chance(max(of_class.inputs for of_class in answers) / len(labels), len(labels)),
+        chance,
         answers,
         dense,
         small,
+        metric=job.task.metric,
     )
     record = {
-        **origin,
+        **{name: value for name, value in origin.items() if name not in ("metric", "lower_is_better")},
         "settings": settings,
         **compressed.to_dict(),
         "layers": [
@@ -122,7 +150,7 @@ def run_stages(
         "dead_by": "compaction",
         "history": {"dense": to_plain(dense_result.history), "small": to_plain(small_result.history)},
     }
-    if isinstance(job.data, ImageSet):
+    if isinstance(job.data, ImageSet) and outcomes is not None:
         write_text(job.out / "samples.json", json.dumps(samples(dense, small, job.data, outcomes)) + "\n")
     write_text(job.out / "record.json", json.dumps(record, indent=1) + "\n")
     return compressed
@@ -136,14 +164,17 @@ def _train_dense(job: Job, model: nn.Module, settings: Settings | None) -> tuple
     if settings is not None:
         job.tell(f"dense network: {in_epochs(settings.epochs)}")
         return dense, job.fit("dense", dense, settings)
-    dense.to(job.batches.example.device).eval()
-    _, val_accuracy = evaluate(dense, job.batches.val())
+    dense.to(job.batches.device).eval()
+    _, value = evaluate(dense, job.batches.val(), task=job.task)
     tests = job.batches.test()
-    loss, accuracy = (None, None) if tests is None else evaluate(dense, tests)
-    result = Result((), 0, val_accuracy, accuracy, loss, measure(dense, job.batches.example), 0.0)
+    loss, tested = (None, None) if tests is None else evaluate(dense, tests, task=job.task)
+    metric = job.task.metric
+    judged: Any = {"val_accuracy": None, "test_accuracy": None, **metric.keyed(val=value, test=tested)}
+    sparsity = measure(dense, job.batches.example)
+    result = Result(history=(), best_epoch=0, test_loss=loss, sparsity=sparsity, seconds=0.0, metric=metric, **judged)
     folder = job.out / "dense"
     folder.mkdir(parents=True, exist_ok=True)
-    io.save(dense, folder / "model.safetensors", metrics=result.accuracies(), images=job.batches.image_format())
+    io.save(dense, folder / "model.safetensors", metrics=result.metrics(), images=job.batches.image_format())
     write_text(folder / "result.json", json.dumps(result.to_dict(), indent=1))
     return dense, result
 
@@ -164,11 +195,11 @@ def _grind(
                 files = {"dense": packed, "small": Path(folder) / "small.qrn"}
                 example, pixels = _as_packed(job.data, job.example_batch())
                 to_packed(small, files["small"], example, pixels=pixels)
-                times = time_packed(files)
+                times = time_packed(files, _inputs_of_packed(job))
             else:
                 files = {"dense": job.out / "dense" / "model.onnx", "small": Path(folder) / "small.onnx"}
                 to_onnx(small, files["small"], job.example_batch())
-                times = time_onnx(files, job.batches.example.shape[1:])
+                times = time_onnx(files, job.one_input())
         return times["dense"].median_ms / times["small"].median_ms
 
     def trial(small: nn.Module) -> float:
@@ -178,11 +209,11 @@ def _grind(
         job.tell(
             f"trial: a copy of {size_of(small).parameters:,} parameters heals for an epoch on one in {TRIAL} images"
         )
-        return fit(small, data, briefly, teacher=teacher).val_accuracy
+        return fit(small, data, briefly, teacher=teacher, **job.judged).val
 
     steer = None
     if budget:
-        options = {"images": job.batches.image_format(), "dense_accuracy": dense_result.val_accuracy}
+        options = {"images": job.batches.image_format(), "metric": job.task.metric, "dense_value": dense_result.val}
         packs = packs_of(job.data, job.batches.example)
         steer = Steering(budget, job.batches.example, speedup=speedup, trial=trial, packs=packs, **options)
     job.tell(f"small network: {in_epochs(settings.epochs)} to grind, {settings.heal} to heal")
@@ -214,7 +245,8 @@ class _FirstBatches:
 def _export(job: Job, name: str, network: nn.Module) -> None:
     onnx, qrn = (job.out / name / f"model.{suffix}" for suffix in ("onnx", "qrn"))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeadNetworkWarning)  # what became of the network is said elsewhere, once
+        if job.task.classifies:  # then it is said elsewhere, once, that the network is useless
+            warnings.simplefilter("ignore", DeadNetworkWarning)
         if not (job.resume and onnx.exists()):
             to_onnx(network, onnx, job.example_batch())
         if job.resume and qrn.exists():
@@ -226,19 +258,24 @@ def _export(job: Job, name: str, network: nn.Module) -> None:
             job.tell(f"{name}/model.qrn is left out: {reason}")
 
 
-def _as_packed(data: ImageSet | Loaders, example: Tensor) -> tuple[Tensor, Pixels | None]:
+def _as_packed(data: ImageSet | Loaders, example: Example) -> tuple[Example, Pixels | None]:
     """What the packed network takes: images as they are in files, other inputs as the network does."""
     if not isinstance(data, ImageSet):
-        return example.cpu(), None
+        return changed(example, Tensor.cpu), None
     return data.val.pixels[:64], Pixels(tuple(data.mean), tuple(data.std), top=data.top)
 
 
-def packs_of(data: ImageSet | Loaders, example: Tensor) -> Packs:
+def _inputs_of_packed(job: Job) -> tuple[Any, ...] | None:
+    """What packed networks are timed with; images are made up."""
+    return None if isinstance(job.data, ImageSet) else job.one_input()
+
+
+def packs_of(data: ImageSet | Loaders, example: Example) -> Packs:
     """What a network takes that is packed as the small one will be."""
     raw, pixels = _as_packed(data, example)
 
     def packs(model: nn.Module) -> Packing:
-        return Packing(*packed_size(model, raw[:2], pixels))
+        return Packing(*packed_size(model, first(raw, 2), pixels))
 
     return packs
 
@@ -249,7 +286,7 @@ def _packed_sizes(job: Job) -> dict[str, PackedSize]:
     if not all(path.exists() for path in files.values()):
         return {}
     job.tell("timing both networks in the C runtime")
-    times = time_packed(files)
+    times = time_packed(files, _inputs_of_packed(job))
     networks = {name: runtime.load(path) for name, path in files.items()}
     return {name: PackedSize(one.bytes, one.ram, times[name].median_ms) for name, one in networks.items()}
 
@@ -259,15 +296,16 @@ def _column(
     name: str,
     network: nn.Module,
     result: Result,
-    accuracy: float,
+    value: float,
     latency_ms: float,
     packed: PackedSize | None,
 ) -> Network:
     size = measure(network, job.batches.example).size
-    folder, tested = job.out / name, result.test_accuracy is not None
+    folder, tested = job.out / name, result.test is not None
+    values: Any = {"val": result.val, "test": value} if tested else {"val": value, "test": None}
+    judged: Any = {"test_accuracy": None, "val_accuracy": None, **job.task.metric.keyed(**values)}
     return Network(
-        test_accuracy=accuracy if tested else None,
-        val_accuracy=result.val_accuracy if tested else accuracy,
+        **judged,
         neurons=size.neurons,
         parameters=size.parameters,
         bytes=(folder / "model.safetensors").stat().st_size,

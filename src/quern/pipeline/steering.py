@@ -20,14 +20,14 @@ from dataclasses import asdict, replace
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from quern.compact import Plan, compact, plan
 from quern.errors import TrainingError
-from quern.graph import batch_norms
+from quern.graph import Example, batch_norms
 from quern.pipeline._sizes import Packs, Size, SizeCounter, planned_size
-from quern.records import Budget
-from quern.records.schema import Between, Count, Positive, Share, check
+from quern.records import ACCURACY, Budget, Metric
+from quern.records.schema import Between, Count, Positive, check
 from quern.train import Grinding
 
 __all__ = ["Steering"]
@@ -40,7 +40,7 @@ MARGIN = 1.05  # by how much a network must be faster than asked for, as times a
 
 class _Trial(TypedDict):
     parameters: Count
-    accuracy: Share
+    value: float
 
 
 class _Memory(TypedDict):
@@ -59,24 +59,26 @@ class Steering:
     ``example`` is an input of the network. ``speedup`` times a small network against the dense one, for
     ``min_speedup``: multiply-adds lead there, the clock decides. ``packs`` says what a network takes when it is packed,
     for ``max_flash`` and ``max_ram``. ``trial`` heals a copy of a network for a while and
-    gives its accuracy, and ``dense_accuracy`` is that of the dense one, for ``max_drop`` alone: the network is ground
+    gives its value by ``metric``, and ``dense_value`` is that of the dense one, for ``max_drop`` alone: it is ground
     smaller from epoch to epoch until the next epoch would take too much.
     """
 
     def __init__(
         self,
         budget: Budget,
-        example: Tensor,
+        example: Example,
         *,
         by_cost: bool = True,
         images: dict[str, Any] | None = None,
         speedup: Callable[[nn.Module], float] | None = None,
         trial: Callable[[nn.Module], float] | None = None,
         packs: Packs | None = None,
-        dense_accuracy: float = 0.0,
+        metric: Metric = ACCURACY,
+        dense_value: float = 0.0,
     ) -> None:
         self.budget, self.example, self.by_cost, self.images = budget, example, by_cost, images
-        self.speedup, self.trial, self.packs, self.dense_accuracy = speedup, trial, packs, dense_accuracy
+        self.speedup, self.trial, self.packs = speedup, trial, packs
+        self.metric, self.dense_value = metric, dense_value
         self._counter: SizeCounter | None = None
 
     def remove(self, now: Grinding) -> Plan | None:
@@ -176,15 +178,16 @@ class Steering:
         return speedup >= MARGIN * self.budget.min_speedup
 
     def _next_takes_too_much(self, now: Grinding, size: Size) -> bool:
-        """Whether a trial of the network as it is says: the way to the next trial would lose too much accuracy, if it
+        """Whether a trial of the network as it is says: the way to the next trial would lose too much, if it
         loses as much as the way here."""
         assert self.trial is not None
         assert self.budget.max_drop is not None
         trials = now.memory["trials"]
-        before = trials[-1]["accuracy"] if trials else self.dense_accuracy
-        accuracy = self.trial(compact(now.model, self.example))
-        trials.append({"parameters": size.parameters, "accuracy": accuracy})
-        return accuracy - max(0.0, before - accuracy) < self.dense_accuracy - self.budget.max_drop / 100
+        before = trials[-1]["value"] if trials else self.dense_value
+        value = self.trial(compact(now.model, self.example))
+        trials.append({"parameters": size.parameters, "value": value})
+        lost = self.metric.lost(self.dense_value, value) + max(0.0, self.metric.lost(before, value))
+        return lost > self.budget.max_drop
 
     def _planned_size(self, model: nn.Module) -> Size | None:
         return planned_size(model, self.example, self.budget, self.images, self.packs)

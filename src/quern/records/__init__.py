@@ -52,6 +52,7 @@ from quern.records._experiments import (
     Trials,
     Zeros,
 )
+from quern.records._metric import ACCURACY, Judged, Metric
 from quern.records._penalty import Written, WrittenTerm, respelled
 from quern.records._runs import (
     DATASETS,
@@ -69,11 +70,25 @@ from quern.records._size import Size
 from quern.records._sparsity import LayerCounts, LayerSparsity, Sparsity
 from quern.records._training import Course, Epoch, Phase, Result
 
-__all__ = ["DATASETS", "FAMILIES", "FIGURE2", "METHODS", "NEURONS", "PAPER", "TABLE1", "Answers", "Begun", "Budget"]
+__all__ = [
+    "ACCURACY",
+    "DATASETS",
+    "FAMILIES",
+    "FIGURE2",
+    "METHODS",
+    "NEURONS",
+    "PAPER",
+    "TABLE1",
+    "Answers",
+    "Begun",
+    "Budget",
+]
 __all__ += ["Chance", "Comparison", "CompressConfig", "CompressRequest", "Compression", "Course", "Dataset", "Deployed"]
 __all__ += ["Environment", "Epoch", "Family", "Histories", "LayerCounts", "LayerSizes", "LayerSparsity", "Method"]
 __all__ += [
     "ImageFormat",
+    "Judged",
+    "Metric",
     "Moduli",
     "Network",
     "PackedSize",

@@ -1,11 +1,12 @@
 """A budget, and two networks next to each other: what ``quern compress`` was asked for and what came of it."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from quern.errors import TrainingError
 from quern.records._compression import Answers, Chance, Network, Verdict
+from quern.records._metric import ACCURACY, Metric
 from quern.records.schema import to_plain
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ class Budget:
     """What the small network may take: quaternion neurons, parameters, bytes of its ``.safetensors`` file, bytes of its
     packed file (``max_flash``) and of the memory that the C runtime takes for it on a device, arena and stack
     (``max_ram``); how many times faster than the dense one it has to be, with one input and one thread, in the C
-    runtime if both networks were packed, else in onnxruntime; and how many points of accuracy it may lose."""
+    runtime if both networks were packed, else in onnxruntime; and how much it may lose: points of accuracy, or another
+    metric in its own unit."""
 
     max_neurons: int | None = None
     max_params: int | None = None
@@ -34,8 +36,8 @@ class Budget:
                 raise TrainingError(f"{name} is {value}, but a network needs at least 1.")
         if self.min_speedup is not None and not 1 <= self.min_speedup < math.inf:
             raise TrainingError(f"min_speedup is {self.min_speedup}, but must be at least 1.")
-        if self.max_drop is not None and not 0 <= self.max_drop < 100:
-            raise TrainingError(f"max_drop is {self.max_drop}, but must be points of accuracy, from 0 to 100.")
+        if self.max_drop is not None and not 0 <= self.max_drop < math.inf:
+            raise TrainingError(f"max_drop is {self.max_drop}, but must be a number that is not negative.")
 
     sizes: ClassVar = ("max_neurons", "max_params", "max_bytes", "max_flash", "max_ram")
 
@@ -46,6 +48,11 @@ class Budget:
     @property
     def of_packed(self) -> bool:
         return self.max_flash is not None or self.max_ram is not None
+
+    def check_drop(self, metric: Metric) -> None:
+        """One sentence if more of ``metric`` may be lost than there can be."""
+        if metric.percent and self.max_drop is not None and self.max_drop >= 100:
+            raise TrainingError(f"max_drop is {self.max_drop}, but must be points of accuracy, from 0 to 100.")
 
     def __bool__(self) -> bool:
         return self.of_size or self.max_drop is not None
@@ -58,20 +65,21 @@ class Budget:
 class Comparison:
     """The dense network, the small one, and what the budget came to. Print it for the table. ``answers`` are what both
     got right on the same inputs, by class. ``chance`` is None, and ``answers`` empty, for records that do not
-    say."""
+    say, and where they were judged by another ``metric`` than accuracy."""
 
     dense: Network
     small: Network
     budget: Budget
     chance: Chance | None
     answers: tuple[Answers, ...]
+    metric: Metric = field(default=ACCURACY, kw_only=True)
 
     @property
     def useless(self) -> str | None:
         """A sentence if the small network cannot be told from one that always answers with the largest class."""
         if self.chance is None:
             return None
-        accuracy = self.small.accuracy
+        accuracy = self.small.value
         low, high = self.chance.interval(accuracy)
         if low > self.chance.largest_class:
             return None
@@ -89,7 +97,7 @@ class Comparison:
             ("bytes", budget.max_bytes, small.bytes),
             ("bytes packed", budget.max_flash, small.packed and small.packed.bytes),
             ("bytes of working memory", budget.max_ram, small.packed and small.packed.ram),
-            (f"points of {small.judged_by} accuracy lost", budget.max_drop, 100 * (dense.accuracy - small.accuracy)),
+            (self._lost, budget.max_drop, self.metric.lost(dense.value, small.value)),
         )
         known = ((what, a, b) for what, a, b in most if a is not None and b is not None)
         verdicts = [Verdict(what, float(a), float(b), b <= a) for what, a, b in known]
@@ -101,9 +109,15 @@ class Comparison:
             verdicts.append(Verdict(what, budget.min_speedup, faster, faster >= budget.min_speedup))
         return tuple(verdicts)
 
+    @property
+    def _lost(self) -> str:
+        judged_by, name = self.small.judged_by, self.metric.title
+        return f"points of {judged_by} {name} lost" if self.metric.percent else f"{judged_by} {name} lost"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for records."""
         return {
+            "metric": to_plain(self.metric),
             "dense": to_plain(self.dense),
             "small": to_plain(self.small),
             "budget": to_plain(self.verdicts()),
@@ -119,9 +133,9 @@ class Comparison:
         table.add_column("")
         for name in ("dense", "compacted", "ratio"):
             table.add_column(name, justify="right", no_wrap=True)
-        points = 100 * (small.accuracy - dense.accuracy)
-        accuracies = (f"{100 * n.accuracy:.2f} %" for n in (dense, small))
-        table.add_row(f"{small.judged_by} accuracy", *accuracies, f"{points:+.2f} points")
+        values = (self.metric.text(n.value) for n in (dense, small))
+        change = self.metric.change(dense.value, small.value)
+        table.add_row(f"{small.judged_by} {self.metric.title}", *values, change)
         if self.answers:
             *each, (low, high) = Answers.total(self.answers).intervals()
             intervals = [f"{100 * a:.2f} to {100 * b:.2f}" for a, b in each]
@@ -152,7 +166,7 @@ class Comparison:
     def __str__(self) -> str:
         from rich.console import Console
 
-        console = Console(width=100, color_system=None)
+        console = Console(width=100, color_system=None, emoji=False)
         with console.capture() as captured:
             console.print(self)
         return captured.get().rstrip()

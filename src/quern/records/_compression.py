@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from quern.records._experiments import DeadBy, Environment
+from quern.records._metric import Judged, Metric
 from quern.records._size import Size
 from quern.records._training import Epoch
 from quern.records.intervals import tango, wilson
@@ -72,6 +73,9 @@ class TrainRequest(Request):
 
 class CompressRequest(Request):
     start: Text | None
+    loss: NotRequired[Text | None]
+    metric: NotRequired[Text | None]
+    lower_is_better: NotRequired[bool]
     penalty: list[dict[str, Any]] | None
     budget: dict[str, Any]
     stages: Stages
@@ -91,12 +95,21 @@ class CompressConfig(CompressRequest):
     environment: NotRequired[Environment]
 
 
+class Task(TypedDict):
+    """What a network is trained for, where that is not classification: names of functions, and which way is better."""
+
+    loss: Text
+    metric: Text
+    lower_is_better: bool
+
+
 class StageSettings(TypedDict):
     """The settings of both trainings and the budget, as plain values."""
 
     dense: dict[str, Any] | None
     small: dict[str, Any]
     budget: dict[str, Any]
+    task: NotRequired[Task]
 
 
 class Begun(TypedDict):
@@ -119,28 +132,36 @@ class PackedSize:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network(Size):
+class Network(Judged, Size):
     """One column of the table: the network's size, and what it does. ``test_accuracy`` is None where there was nothing
-    to test with; ``latency_ms`` is the median time of onnxruntime for one input on one thread, ``seconds`` how long it
-    was trained. ``packed`` is None in older files, and where there was no compiler."""
+    to test with; judged by a metric of the user's own, it has ``val_metric`` and ``test_metric`` in their place.
+    ``latency_ms`` is the median time of onnxruntime for one input on one thread, ``seconds`` how long it was trained.
+    ``packed`` is None in older files, and where there was no compiler."""
 
     test_accuracy: Share | None
-    val_accuracy: Share
+    val_accuracy: Share | None
     macs: Count
     bytes: Count
     onnx_bytes: Count
     latency_ms: Milliseconds
     seconds: Seconds
     packed: PackedSize | None = None
+    test_metric: float | None = None
+    val_metric: float | None = None
 
     @property
     def judged_by(self) -> str:
-        """The inputs that ``accuracy`` is about."""
-        return "validation" if self.test_accuracy is None else "test"
+        """The inputs that ``value`` is about."""
+        return "validation" if self._test is None else "test"
 
     @property
-    def accuracy(self) -> float:
-        return self.val_accuracy if self.test_accuracy is None else self.test_accuracy
+    def value(self) -> float:
+        """The accuracy, or the value of another metric."""
+        return self.val if self._test is None else self._test
+
+    @property
+    def _test(self) -> float | None:
+        return self.test_metric if self.val_accuracy is None else self.test_accuracy
 
 
 @dataclass(frozen=True)
@@ -240,6 +261,7 @@ class Compression(TypedDict):
     small: Network
     layers: list[LayerSizes]
     history: Histories
+    metric: NotRequired[Metric]
     dead_by: NotRequired[DeadBy]
     budget: NotRequired[list[Verdict]]
     chance: NotRequired[Chance | None]
@@ -252,6 +274,7 @@ class Compression(TypedDict):
     gray: NotRequired[bool | None]
     model: NotRequired[str | None]
     start: NotRequired[Text | None]
+    loss: NotRequired[Text | None]
     options: NotRequired[dict[str, str | float]]
     sums: NotRequired[dict[Text, str]]
     images: NotRequired[ImageFormat | None]

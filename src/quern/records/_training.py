@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from quern.records._metric import ACCURACY, Judged, Metric
 from quern.records._penalty import Written
 from quern.records._sparsity import Sparsity
-from quern.records.schema import Between, Count, Measured, Seconds, Share, check, to_plain
+from quern.records.schema import Between, Count, Measured, Seconds, Share, Text, check, to_plain
 
 Phase = Literal["warmup", "train", "grind", "heal"]
 
@@ -60,10 +61,12 @@ class Course:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Epoch:
-    """A line of a history. ``test_accuracy``, which nothing is chosen by, and ``compacted_neurons``, how many neurons
-    compaction would leave, are there with ``curves`` in the settings; the latter not if compaction refuses. Older
-    histories lack ``parameters``, ``images_per_second`` and ``peak_memory_mb``."""
+class Epoch(Judged):
+    """A line of a history. A training that is judged by a ``metric`` of the user's own, whose name that is, has
+    ``val_metric`` in place of ``val_accuracy``. ``test_accuracy`` or ``test_metric``, which nothing is chosen by, and
+    ``compacted_neurons``, how many neurons compaction would leave, are there with ``curves`` in the settings; the
+    latter not if compaction refuses. Older histories lack ``parameters``, ``images_per_second`` and
+    ``peak_memory_mb``."""
 
     epoch: Count
     phase: Phase
@@ -72,7 +75,9 @@ class Epoch:
     strength: Measured
     lr: Measured
     val_loss: Measured
-    val_accuracy: Share
+    val_accuracy: Share | None = None
+    metric: Text | None = None
+    val_metric: float | None = None
     component_sparsity: Share
     quaternion_sparsity: Share
     neuron_sparsity: Share
@@ -82,6 +87,7 @@ class Epoch:
     images_per_second: Measured | None = None
     peak_memory_mb: Measured | None = None
     test_accuracy: Share | None = None
+    test_metric: float | None = None
     compacted_neurons: Count | None = None
 
     def to_dict(self) -> dict[str, int | float | str]:
@@ -90,22 +96,32 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Judged):
     """What a training reached: the kept epoch's validation accuracy, the test accuracy (None where there was nothing to
-    test with), and the network's sparsity."""
+    test with), and the network's sparsity. Judged by another ``metric`` than accuracy, it has ``val_metric`` and
+    ``test_metric`` in their place."""
 
     history: tuple[Epoch, ...]
     best_epoch: Count
-    val_accuracy: Share
+    val_accuracy: Share | None
     test_accuracy: Share | None
     test_loss: Measured | None
     sparsity: Sparsity
     seconds: Seconds
+    val_metric: float | None = None
+    test_metric: float | None = None
+    metric: Metric = ACCURACY
 
-    def accuracies(self) -> dict[str, float]:
-        """Those there are, for the file of the network."""
-        tested = {} if self.test_accuracy is None else {"test_accuracy": self.test_accuracy}
-        return {**tested, "val_accuracy": self.val_accuracy}
+    @property
+    def test(self) -> float | None:
+        """The value for the inputs to test with, if there were any."""
+        return self.test_metric if self.test_accuracy is None else self.test_accuracy
+
+    def metrics(self) -> dict[str, float]:
+        """The values there are, for the file of the network."""
+        return {
+            name: value for name, value in self.metric.keyed(test=self.test, val=self.val).items() if value is not None
+        }
 
     def to_dict(self) -> dict[str, Any]:
         return to_plain(self)

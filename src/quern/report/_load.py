@@ -6,9 +6,11 @@ from pathlib import Path
 
 from quern.errors import RecordError
 from quern.records import (
+    ACCURACY,
     DATASETS,
     FAMILIES,
     METHODS,
+    Metric,
     Network,
     Record,
     TimingRow,
@@ -42,6 +44,7 @@ class Compressed:
     dataset: str
     dense: Network
     small: Network
+    metric: Metric
     command: str
 
 
@@ -109,5 +112,6 @@ def _compressed(path: Path) -> Compressed:
         dataset=visible(record.get("dataset") or "–"),
         dense=record["dense"],
         small=record["small"],
+        metric=record.get("metric", ACCURACY),
         command=visible(record.get("command") or "–"),
     )

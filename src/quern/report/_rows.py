@@ -195,7 +195,7 @@ def compressed(records: Records) -> Table | None:
     """The records of ``quern compress``."""
     if not records.compressed:
         return None
-    columns = ("run", "data", "neurons", "parameters", "test accuracy, %", "file smaller", "faster", "command")
+    columns = ("run", "data", "neurons", "parameters", "test accuracy, or metric", "file smaller", "faster", "command")
     rows = tuple(_compressed(one) for one in records.compressed)
     notes = ("Dense → compacted. Faster: onnxruntime, one image, one thread.",)
     return Table("compress", "Runs of quern compress", columns, rows, notes)
@@ -203,12 +203,14 @@ def compressed(records: Records) -> Table | None:
 
 def _compressed(one: Compressed) -> tuple[Cell, ...]:
     untested = "" if one.small.judged_by == "test" else " (validation)"
+    values = " → ".join(one.metric.text(network.value) for network in (one.dense, one.small))
+    values = values if one.metric.percent else f"{one.metric.title} {values}"
     return (
         word(one.name),
         word(DATASETS.get(one.dataset, one.dataset)),
         word(f"{one.dense.neurons:,} → {one.small.neurons:,}"),
         word(f"{one.dense.parameters:,} → {one.small.parameters:,}"),
-        word(f"{100 * one.dense.accuracy:.2f} → {100 * one.small.accuracy:.2f}{untested}"),
+        word(f"{values}{untested}"),
         ratio(one.dense.bytes, one.small.bytes),
         ratio(one.dense.latency_ms, one.small.latency_ms),
         word(one.command),

@@ -7,12 +7,14 @@ from typing import Any
 
 from quern.errors import PackedError
 from quern.records import (
+    ACCURACY,
     DATASETS,
     Answers,
     Compression,
     Epoch,
     Histories,
     LayerSizes,
+    Metric,
     Network,
     SampleRow,
     Samples,
@@ -100,20 +102,20 @@ def read_run(folder: Path) -> RunPage:
     """The page of a run in ``folder``; parts that its record does not have are empty."""
     record = read_compression(folder / "record.json")
     dense, small, command = record["dense"], record["small"], record.get("command")
-    answers = record.get("answers", ())
+    answers, metric = record.get("answers", ()), record.get("metric", ACCURACY)
     total = Answers.total(answers) if answers else None
     live, no_live = _live(folder, record)
     return RunPage(
         title=_title(record),
-        summary=_summary(dense, small, total),
-        table=_compared(dense, small, total),
-        lost=_lost(answers),
+        summary=_summary(dense, small, total, metric),
+        table=_compared(dense, small, total, metric),
+        lost=_lost(answers) if metric.percent else "",
         classes=_classes(answers) if answers else None,
         limits=tuple(record.get("budget", ())),
         live=live,
         no_live=no_live,
         layers=tuple(record["layers"]),
-        curves=_curves(record["history"], dense, record.get("dead_by")),
+        curves=_curves(record["history"], dense, record.get("dead_by"), metric),
         choice="Up to six test images of each kind, evenly spaced in the order of the test images." if total else "",
         samples=_samples(folder / "samples.json", total),
         command=None if command is None else visible(command),
@@ -130,14 +132,12 @@ def _live(folder: Path, record: Compression) -> tuple[Live | None, str]:
         return None, f"The networks cannot be tried in this page: {visible(str(reason))}"
 
 
-def _compared(dense: Network, small: Network, total: Answers | None) -> Table:
+def _compared(dense: Network, small: Network, total: Answers | None, metric: Metric) -> Table:
     """Both networks next to each other."""
-    points = 100 * (small.accuracy - dense.accuracy)
-    accuracies = [100 * n.accuracy for n in (dense, small)]
     first = (
-        word(f"{small.judged_by} accuracy"),
-        *(Cell(f"{value:.2f} %", value) for value in accuracies),
-        Cell(f"{points:+.2f} points", points),
+        word(f"{small.judged_by} {metric.title}"),
+        *(Cell(metric.text(n.value), n.value) for n in (dense, small)),
+        Cell(metric.change(dense.value, small.value), small.value - dense.value),
     )
     rows = []
     if total is not None:
@@ -189,10 +189,10 @@ def _title(record: Compression) -> str:
     return visible(f"{network}{name}, made small")
 
 
-def _summary(dense: Network, small: Network, total: Answers | None) -> str:
-    points = 100 * (small.accuracy - dense.accuracy)
-    change = f"{abs(points):.2f} points {'higher' if points >= 0 else 'lower'}"
-    sure = "."
+def _summary(dense: Network, small: Network, total: Answers | None, metric: Metric) -> str:
+    way = "higher" if small.value >= dense.value else "lower"
+    change = f"{metric.change(dense.value, small.value)[1:]} {way}"
+    shown, sure = metric.text(small.value).replace(" ", "\u00a0"), "."
     if total is not None:
         *_, (low, high) = total.intervals()
         zero = "which holds zero: these inputs cannot tell the two apart" if low <= 0 <= high else "without zero"
@@ -200,13 +200,13 @@ def _summary(dense: Network, small: Network, total: Answers | None) -> str:
     return (
         f"{amount(small.neurons)} of {amount(dense.neurons)} neurons and {amount(small.parameters)} of "
         f"{amount(dense.parameters)} parameters are left. "
-        f"{small.judged_by.capitalize()} accuracy is {100 * small.accuracy:.2f}\u00a0%, {change} than that of the "
+        f"{small.judged_by.capitalize()} {metric.title} is {shown}, {change} than that of the "
         f"dense network{sure}"
     )
 
 
-def _curves(history: Histories, dense: Network, dead_by: str | None) -> Figure | None:
-    """Accuracy, size and loss over all epochs, those of the dense network first; None without any epoch."""
+def _curves(history: Histories, dense: Network, dead_by: str | None, metric: Metric) -> Figure | None:
+    """The metric, size and loss over all epochs, those of the dense network first; None without any epoch."""
     lines: list[tuple[str, Epoch]] = [("dense", line) for line in history["dense"]] + [
         (line.phase, line) for line in history["small"]
     ]
@@ -222,13 +222,14 @@ def _curves(history: Histories, dense: Network, dead_by: str | None) -> Figure |
     left = [curve("neurons", "first", "neurons_left", 100 / max(1, dense.neurons))]
     if all(line.parameters is not None for _, line in lines):
         left.append(curve("parameters", "second", "parameters", 100 / max(1, dense.parameters)))
+    unit, times = ("%", 100.0) if metric.percent else (metric.title, 1.0)
     caption = "The dense network is trained, then ground under the penalty, then what is left heals without it."
     return Figure(
         "curves",
         "Epoch by epoch",
         caption if dead_by else f"{caption} {OLDER_DEAD}",
         (
-            Curves("Validation accuracy", "epoch", "%", (curve("accuracy", "first", "val_accuracy", 100.0),), phases),
+            Curves(f"Validation {metric.title}", "epoch", unit, (curve(metric.title, "first", "val", times),), phases),
             Curves("Left of the dense network", "epoch", "%", tuple(left), phases),
             Curves("Loss", "epoch", "loss while training", (curve("loss", "first", "loss"),), phases),
         ),
@@ -273,7 +274,7 @@ def _sample(sample: SampleRow, classes: Sequence[str]) -> Sample:
 def _facts(record: Compression) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     """All that says how it was made: lists of names and values under their headings."""
     settings = record["settings"]
-    given = {k: record.get(k) for k in ("dataset", "data_dir", "image_size", "model", "start")}
+    given = {k: record.get(k) for k in ("dataset", "data_dir", "image_size", "model", "start", "loss")}
     parts: tuple[tuple[str, Mapping[str, Any]], ...] = (
         ("Data and network", {k: v for k, v in given.items() if v} | record.get("options", {})),
         ("Budget", {k: v for k, v in settings["budget"].items() if v is not None}),

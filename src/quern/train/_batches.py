@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 from quern.data import Images, ImageSet
 from quern.errors import TrainingError
+from quern.graph import Example
+from quern.train._inputs import as_arguments, count_of, first, inputs_and_targets, tensors_in
 from quern.train._settings import Settings
+from quern.train._task import Task, check_labels, check_loss, evaluate, run
 from quern.train.team import Team
 
 EVALUATION_BATCH = 250  # larger ones take longer for each image, as what passes between layers leaves the cache
@@ -50,11 +53,14 @@ def augment(
 
 @dataclass(frozen=True, eq=False)
 class Loaders:
-    """Batches of your own: each is an iterable of pairs (input, class numbers), such as a ``DataLoader``.
+    """Batches of your own: each is an iterable of pairs (inputs, targets), such as a ``DataLoader``.
+
+    Inputs are a tensor, a tuple or list of positional arguments of the network, or a table of arguments by name; the
+    first axis of every tensor in them is the batch. Targets are class numbers ``(batch,)``, or whatever the loss takes.
 
     ``train`` is gone through once an epoch and needs a length; what it draws from torch's global generator is the same
     in a training that was resumed. The others are gone through several times. Without ``test``
-    there is no test accuracy.
+    there is no accuracy, or other metric, of a test.
     """
 
     train: Iterable[Any]
@@ -63,12 +69,16 @@ class Loaders:
 
 
 class Batch(NamedTuple):
-    """Inputs, class numbers, the teacher's scores if there is one, and the batch's weight among the processes."""
+    """Inputs, targets, the teacher's outputs if there is one, and the batch's weight among the processes."""
 
-    x: Tensor
-    labels: Tensor
-    taught: Tensor | None
+    inputs: Example
+    targets: Any
+    taught: Any
     share: float
+
+    @property
+    def size(self) -> int:
+        return count_of(self.inputs)
 
 
 @runtime_checkable
@@ -77,11 +87,13 @@ class Source(Protocol):
     ``image_format()`` is what the network's file says of the images."""
 
     steps: int
-    example: Tensor
+    crew: Team
+    device: torch.device
+    example: Example
 
     def batches(self, epoch: int, first: int, teacher: nn.Module | None) -> Iterator[Batch]: ...
-    def val(self) -> Iterator[tuple[Tensor, Tensor]]: ...
-    def test(self) -> Iterator[tuple[Tensor, Tensor]] | None: ...
+    def val(self) -> Iterator[tuple[Example, Any]]: ...
+    def test(self) -> Iterator[tuple[Example, Any]] | None: ...
     def image_format(self) -> dict[str, Any] | None: ...
 
 
@@ -94,44 +106,47 @@ def check_data(data: Any) -> None:
 
 
 @torch.no_grad()
-def check_fits(model: nn.Module, data: ImageSet | Loaders, batches: Source) -> None:
-    """One sentence if the network does not take the inputs, or has no score for some class of the images."""
-    training, shape = model.training, tuple(batches.example.shape)
+def check_fits(model: nn.Module, data: ImageSet | Loaders, batches: Source, task: Task) -> None:
+    """One sentence if the network does not take the inputs, if its outputs are not what the task needs, or if the loss
+    or the metric is no number."""
+    training, shapes = model.training, " and ".join(str(tuple(t.shape)) for t in tensors_in(batches.example))
     try:
-        scores = model.eval()(batches.example)
+        outputs = model.eval()(*as_arguments(batches.example))
     except Exception as reason:  # whatever a network says to an input that is not its own
         wrong = (str(reason).strip().splitlines() or [type(reason).__name__])[0].rstrip(".")
-        raise TrainingError(f"the network does not take inputs of shape {shape}: {wrong}.") from reason
+        raise TrainingError(f"the network does not take inputs of shape {shapes}: {wrong}.") from reason
     finally:
         model.train(training)
-    if not isinstance(scores, Tensor) or scores.dim() != 2 or len(scores) != len(batches.example):
-        given = f"a tensor of shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
-        raise TrainingError(
-            f"for inputs of shape {shape} the network gives {given}, but must give scores (batch, classes)."
-        )
-    if isinstance(data, ImageSet):
-        for images in (data.train, data.val, data.test):
-            check_labels(images.labels, scores)
+    if task.trains_classes:
+        if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != count_of(batches.example):
+            given = (
+                f"a tensor of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+            )
+            raise TrainingError(
+                f"for inputs of shape {shapes} the network gives {given}, but must give scores (batch, classes): for "
+                "anything but classification say loss= and metric=."
+            )
+        if isinstance(data, ImageSet):
+            for images in (data.train, data.val, data.test):
+                check_labels(images.labels, outputs)
+    else:
+        check_loss(task, model, *next(batches.val()))
+    if not task.classifies:
+        evaluate(model, batches.val(), batches.crew, task)
 
 
-def check_labels(labels: Tensor, scores: Tensor) -> None:
-    """One sentence if some class number has no score."""
-    classes = scores.shape[1]
-    wrong = (labels < 0) | (labels >= classes)
-    if bool(wrong.any()):
-        raise TrainingError(
-            f"a label is {int(labels[wrong][0])}, but the network gives {classes} scores, for classes 0 to "
-            f"{classes - 1}: count classes from 0, or give the network a score for each."
-        )
-
-
-def held_out(batches: Source) -> Iterator[tuple[Tensor, Tensor]]:
+def held_out(batches: Source) -> Iterator[tuple[Example, Any]]:
     """What two networks are compared on: the inputs to test with, or without such those to validate with."""
     return batches.val() if (tests := batches.test()) is None else tests
 
 
-def source(data: ImageSet | Loaders, settings: Settings, crew: Team, device: torch.device) -> Source:
-    return (_FromImages if isinstance(data, ImageSet) else _FromLoaders)(data, settings, crew, device)  # pyright: ignore
+def source(
+    data: ImageSet | Loaders, settings: Settings, crew: Team, device: torch.device, model: nn.Module, task: Task
+) -> Source:
+    """The batches of ``data``, as ``model`` takes them, on ``device``."""
+    if isinstance(data, ImageSet):
+        return _FromImages(data, settings, crew, device)
+    return _FromLoaders(data, settings, crew, device, model, task)
 
 
 class _FromImages:
@@ -145,7 +160,7 @@ class _FromImages:
         if settings.batch < crew.size:
             raise TrainingError(f"a batch of {settings.batch} cannot be shared by {crew.size} processes.")
         self.steps = len(data.train) // settings.batch
-        self.example = data.normalize(data.train.pixels[:2].to(device))
+        self.example: Example = data.normalize(data.train.pixels[:2].to(device))
         self.taught: Tensor | None = None
 
     def batches(self, epoch: int, first: int, teacher: nn.Module | None) -> Iterator[Batch]:
@@ -193,8 +208,23 @@ class _FromImages:
 
 
 class _FromLoaders:
-    def __init__(self, data: Loaders, settings: Settings, crew: Team, device: torch.device) -> None:
-        self.data, self.seed, self.device = data, settings.seed, device
+    def __init__(
+        self,
+        data: Loaders,
+        settings: Settings,
+        crew: Team,
+        device: torch.device,
+        model: nn.Module,
+        task: Task,
+    ) -> None:
+        self.data, self.seed, self.crew, self.device, self.model, self.task = (
+            data,
+            settings.seed,
+            crew,
+            device,
+            model,
+            task,
+        )
         if crew.size > 1:
             raise TrainingError("loaders of your own are for one process: train on a quern.data.ImageSet with several.")
         if settings.crop or settings.flip:
@@ -207,9 +237,10 @@ class _FromLoaders:
                     f"the loader to {what} with can be gone through only once: give a DataLoader or a list of batches."
                 )
         self.steps = len(data.train)
-        self.example = next(self.val(), (torch.empty(0),))[0][:2]
-        if not len(self.example):
+        batch = next(self.val(), None)
+        if batch is None or not count_of(batch[0]):
             raise TrainingError("the loader to validate with has no batches.")
+        self.example = first(batch[0], 2)
 
     def batches(self, epoch: int, first: int, teacher: nn.Module | None) -> Iterator[Batch]:
         torch.manual_seed(derived_seed(self.seed, "order", epoch))
@@ -221,46 +252,35 @@ class _FromLoaders:
                 raise TrainingError(f"the loader to train with ended after {step} of its {self.steps} batches.")
             if step < first:
                 continue  # done before the training was stopped
-            x, labels = self._pair(pair)
+            inputs, targets = self._pair(pair)
             with torch.no_grad():
-                taught = teacher(x).float() if teacher is not None else None
-            yield Batch(x, labels, taught, 1.0)
+                taught = run(teacher, inputs) if teacher is not None else None
+            yield Batch(inputs, targets, taught, 1.0)
 
-    def val(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def val(self) -> Iterator[tuple[Example, Any]]:
         return map(self._pair, self.data.val)
 
-    def test(self) -> Iterator[tuple[Tensor, Tensor]] | None:
+    def test(self) -> Iterator[tuple[Example, Any]] | None:
         return None if self.data.test is None else map(self._pair, self.data.test)
 
-    def _pair(self, pair: Any) -> tuple[Tensor, Tensor]:
-        if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(t, Tensor) for t in pair)):
-            raise TrainingError("a loader must give pairs of tensors: inputs, and a class number for each.")
-        x, labels = pair
-        if labels.dim() != 1 or labels.is_floating_point() or len(labels) != len(x):
+    def _pair(self, batch: Any) -> tuple[Example, Any]:
+        inputs, targets = inputs_and_targets(batch, self.model, self.device)
+        if not self.task.trains_classes:
+            return inputs, targets
+        if not isinstance(targets, Tensor) or targets.dim() != 1 or targets.is_floating_point():
+            given = type(targets).__name__
+            if isinstance(targets, Tensor):
+                given = f"labels of shape {tuple(targets.shape)} and type {targets.dtype}"
             raise TrainingError(
-                f"a loader gave {len(x)} inputs with labels of shape {tuple(labels.shape)} and type {labels.dtype}, "
-                "but each input needs one class number."
+                f"a loader gave {count_of(inputs)} inputs with {given}, but each input needs one class number: for "
+                "anything but classification say loss= and metric=."
             )
-        return x.to(self.device), labels.long().to(self.device)
+        if len(targets) != count_of(inputs):
+            raise TrainingError(
+                f"a loader gave {count_of(inputs)} inputs with labels of shape {tuple(targets.shape)} and type "
+                f"{targets.dtype}, but each input needs one class number."
+            )
+        return inputs, targets.long()
 
     def image_format(self) -> None:
         return None
-
-
-@torch.no_grad()
-def evaluate(
-    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], crew: Team | None = None
-) -> tuple[float, float]:
-    """Mean cross-entropy and accuracy in eval mode; the model is left in the mode it was in."""
-    training = model.training
-    model.eval()
-    loss, right, count = 0.0, 0.0, 0.0
-    for x, labels in batches:
-        scores = model(x)
-        check_labels(labels, scores)
-        loss += float(F.cross_entropy(scores.float(), labels, reduction="sum"))
-        right += float((scores.argmax(1) == labels).sum())
-        count += len(labels)
-    model.train(training)
-    loss, right, count = (crew or Team()).sum(loss, right, count)
-    return loss / max(1, count), right / max(1, count)

@@ -16,6 +16,7 @@ from quern.train._files import Files
 from quern.train._loop import Loop
 from quern.train._protocols import Steer, Watcher
 from quern.train._settings import Settings
+from quern.train._task import Loss, MetricFunction, task_of
 from quern.train._training import Training
 from quern.train.team import team
 
@@ -40,13 +41,22 @@ def fit(
     resume: bool = False,
     watchers: Sequence[Watcher] = (),
     *,
+    loss: Loss | None = None,
+    metric: MetricFunction | None = None,
+    lower_is_better: bool = False,
     about: dict[str, Any] | None = None,
     teacher: nn.Module | None = None,
     steer: Steer | None = None,
 ) -> Result:
     """Train ``model`` on ``data`` and leave it with the weights of the best epoch, in eval mode.
 
-    The best epoch is the one of highest validation accuracy in the last phase; if that phase is grinding, where zeros
+    ``loss`` of (outputs, targets) is a scalar tensor, by default the cross-entropy of scores ``(batch, classes)`` and
+    class numbers. ``metric`` of (outputs, targets) is a number, by default the accuracy, or with a ``loss`` alone that;
+    higher is better unless ``lower_is_better``. It is called once for the whole validation set, with the outputs and
+    targets of all batches joined along the batch, on the CPU; the validation loss is the mean over batches, weighed by
+    their sizes.
+
+    The best epoch is the one of the best validation metric in the last phase; if that phase is grinding, where zeros
     grow in number from epoch to epoch, it is the last one. The test images are looked at once, at the end, or with
     ``settings.curves`` after every epoch; no weight, and no choice, depends on them.
 
@@ -62,6 +72,8 @@ def fit(
     check_data(data)
     if not isinstance(settings, Settings):
         raise TrainingError(f"settings must be a quern.train.Settings, but is of type {type(settings).__name__}.")
+    task = task_of(loss, metric, lower_is_better)
+    task.smoothed(settings.label_smoothing)
     device = find_device(settings.device)
     with team(device) as crew:
         if device.type == "cuda" and device.index is None:  # the one that the team chose for this process
@@ -72,8 +84,8 @@ def fit(
             if (teacher is None) == bool(settings.distill):
                 raise TrainingError("distill needs a teacher, and a teacher a share to distill.")
             teacher = None if teacher is None else teacher.to(device).eval()
-            batches = source(data, settings, crew, device)
-            check_fits(model.to(device), data, batches)
+            batches = source(data, settings, crew, device, model, task)
+            check_fits(model.to(device), data, batches, task)
             files = Files(None if out is None else Path(out), crew.leads, about)
-            training = Training(model, batches.example, batches.steps, settings, files, crew, steered=steer is not None)
+            training = Training(model, batches.example, batches.steps, settings, files, crew, task, steer is not None)
             return Loop(training, batches, watchers if crew.leads else (), teacher, steer).run(resume)

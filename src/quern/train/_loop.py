@@ -4,6 +4,7 @@ import json
 import math
 import shlex
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -11,8 +12,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from quern import io
 from quern._files import write_text
@@ -20,23 +20,24 @@ from quern._size import size_of
 from quern.bench.memory import peak_bytes
 from quern.compact import plan
 from quern.errors import CompactionError, Diverged, LastPathWarning, NoRuleError, Stopped, TrainingError
+from quern.graph import Example
 from quern.optim import ProximalAdam, ProximalSGD
 from quern.records import Epoch, Phase, Result
 from quern.records.text import in_epochs
 from quern.sparsity import measure
-from quern.train._batches import Batch, Source, check_labels, derived_seed, evaluate
+from quern.train._batches import Batch, Source, derived_seed
 from quern.train._protocols import Grinding, Steer, Watcher
 from quern.train._resume import Best, State
 from quern.train._signals import Signals
+from quern.train._task import evaluate, loss_of, run
 from quern.train._training import Training
 
 MILESTONES = 20  # of a grinding that is steered, if it has the steps
 STEPS_BETWEEN = 5  # milestones, at least: one takes as long as some steps, and λ needs a few of them to act
 FINAL_PASSES = 5  # chances at its end to meet the goal, which a steering may move
-TEMPERATURE = 4.0
 
 
-def check_compacts(model: nn.Module, example: Tensor) -> None:
+def check_compacts(model: nn.Module, example: Example) -> None:
     """One sentence if ``model`` cannot be compacted while it is trained."""
     try:
         plan(model, example)
@@ -61,7 +62,9 @@ class Loop:
         self.training, self.source, self.watchers, self.teacher, self.steer = training, source, watchers, teacher, steer
         self.settings, self.steps, self.files = training.settings, training.steps, training.files
         self.crew = training.crew
-        self.model, self.optimizer, self.device = training.model, training.optimizer, source.example.device
+        self.model, self.optimizer, self.device = training.model, training.optimizer, source.device
+        self.task, self.metric = training.task, training.task.metric
+        self.loss = self.task.smoothed(self.settings.label_smoothing)
         if self.settings.compact_every:
             check_compacts(self.model, source.example)  # not after hours
         self.signals = Signals()
@@ -159,8 +162,8 @@ class Loop:
                 if not state.enough:
                     self._steer(self._milestones)
         self.crew.equalize_buffers(self.model)
-        val_loss, val_accuracy = evaluate(self.model, self.source.val(), self.crew)
         self._check_health(epoch)
+        val_loss, value = evaluate(self.model, self.source.val(), self.crew, self.task)
         sparsity = measure(self.model, self.training.example, settings.tol).within(self.training.whole)
         line = Epoch(
             epoch=epoch + 1,
@@ -170,7 +173,8 @@ class Loop:
             strength=self._strength(epoch, self.steps - 1),
             lr=settings.lr_at(epoch, 0.0),
             val_loss=val_loss,
-            val_accuracy=val_accuracy,
+            metric=None if self.task.classifies else self.metric.name,
+            **self.metric.keyed(val=value),
             component_sparsity=sparsity.component_sparsity,
             quaternion_sparsity=sparsity.quaternion_sparsity,
             neuron_sparsity=sparsity.neuron_sparsity,
@@ -185,8 +189,8 @@ class Loop:
         state.history.append(line)
         state.epoch, state.step, state.loss, state.seconds, state.images = epoch + 1, 0, 0.0, 0.0, 0.0
         best = state.best
-        if best is None or place == 0 or phase == "grind" or val_accuracy >= best.val_accuracy:
-            state.best = Best(epoch + 1, val_accuracy)
+        if best is None or place == 0 or phase == "grind" or self.metric.better(value, best.val):
+            state.best = Best(epoch + 1, **self.metric.keyed(val=value))
             self.training.keep_as_best()  # before `last`: killed in between, this epoch is done again
         self.training.save("last")
         for watcher in self.watchers:
@@ -195,12 +199,12 @@ class Loop:
     def _with_curves(self, line: Epoch) -> Epoch:
         """The epoch with what is recorded for figures alone."""
         tests = self.source.test()
-        accuracy = None if tests is None else evaluate(self.model, tests, self.crew)[1]
+        value = None if tests is None else evaluate(self.model, tests, self.crew, self.task)[1]
         try:
             neurons = plan(self.model, self.source.example, self.settings.tol).after.neurons
         except CompactionError:  # a network that cannot be made smaller can still be trained
             neurons = None
-        return replace(line, test_accuracy=accuracy, compacted_neurons=neurons)
+        return replace(line, **self.metric.keyed(test=value), compacted_neurons=neurons)
 
     def _strength(self, epoch: int, step: int) -> float:
         if self.steer is not None and self.settings.phase(epoch)[0] == "grind":
@@ -217,11 +221,10 @@ class Loop:
         self.optimizer.zero_grad(set_to_none=True)
         precision = getattr(torch, settings.precision)
         with torch.autocast(self.device.type, precision) if precision != torch.float32 else nullcontext():
-            scores = self.training.parallel(batch.x).float()
-        check_labels(batch.labels, scores)
-        loss = F.cross_entropy(scores, batch.labels, label_smoothing=settings.label_smoothing)
+            outputs = run(self.training.parallel, batch.inputs)
+        loss = loss_of(self.loss, outputs, batch.targets)
         if batch.taught is not None:
-            loss = (1 - settings.distill) * loss + settings.distill * _unlike(scores, batch.taught)
+            loss = (1 - settings.distill) * loss + settings.distill * self.task.unlike(outputs, batch.taught)
         loss = batch.share * loss
         if isinstance(self.optimizer, (ProximalAdam, ProximalSGD)):
             self.optimizer.scale_penalty(strength)
@@ -230,9 +233,10 @@ class Loop:
             (loss + strength * self.training.penalty(self.model)).backward()
         else:
             loss.backward()
-        value, images = self.crew.sum(float(loss.detach()), float(len(batch.labels)))
+        value, images = self.crew.sum(float(loss.detach()), float(batch.size))
         value /= self.crew.size
-        if not value <= 1000 * math.log(max(2, scores.shape[1])):  # NaN compares as False
+        highest = 1000 * math.log(max(2, outputs.shape[1])) if self.task.trains_classes else sys.float_info.max
+        if not abs(value) <= highest:  # NaN compares as False
             self._diverged(value, epoch, step)
         self.optimizer.step()
         self.state.loss += value
@@ -273,21 +277,21 @@ class Loop:
             self.training.compact()
         self.model.eval()
         tests = self.source.test()
-        test_loss, test_accuracy = (None, None) if tests is None else evaluate(self.model, tests, self.crew)
+        test_loss, value = (None, None) if tests is None else evaluate(self.model, tests, self.crew, self.task)
         history, best = self.state.history, self.state.best
         assert best is not None
         result = Result(
             history=tuple(history),
             best_epoch=best.epoch,
-            val_accuracy=best.val_accuracy,
-            test_accuracy=test_accuracy,
+            **{"val_accuracy": None, "test_accuracy": None, **self.metric.keyed(val=best.val, test=value)},
+            metric=self.metric,
             test_loss=test_loss,
             sparsity=measure(self.model, self.source.example, self.settings.tol).within(self.training.whole),
             seconds=sum(line.seconds for line in history),
         )
         if self.files.writes:
             with self.files.writing("model.safetensors") as path:
-                io.save(self.model, path, metrics=result.accuracies(), images=self.source.image_format())
+                io.save(self.model, path, metrics=result.metrics(), images=self.source.image_format())
             self.files.write_history(history)  # killed right after the last checkpoint, it may lack a line
             with self.files.writing("result.json") as path:
                 write_text(path, json.dumps(result.to_dict(), indent=1))
@@ -309,13 +313,6 @@ class Loop:
             return f"{self._place()}; go on with resume=True."
         launch = "quern" if self.crew.size == 1 else f"torchrun ... (with {self.crew.size} processes) -m quern"
         return f"{self._place()}; go on with: {launch} train --resume --out {shlex.quote(str(self.files.folder))}"
-
-
-def _unlike(scores: Tensor, taught: Tensor) -> Tensor:
-    r"""How far answers are from the teacher's: :math:`T^2 \mathrm{KL}(\mathrm{softmax}(t/T) \| \mathrm{softmax}(s/T))`
-    for scores ``(batch, classes)``; the factor keeps its gradients as large as those of the labels."""
-    s, t = (F.log_softmax(x / TEMPERATURE, 1) for x in (scores, taught))
-    return TEMPERATURE**2 * F.kl_div(s, t, reduction="batchmean", log_target=True)
 
 
 def _peak_memory_mb(device: torch.device) -> float | None:

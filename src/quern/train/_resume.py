@@ -9,18 +9,19 @@ from torch import Tensor, nn
 
 from quern.io.tensorfile import CHANNELS, spread
 from quern.optim import ProximalAdam, ProximalSGD
-from quern.records import Course, Epoch
+from quern.records import ACCURACY, Course, Epoch, Judged, Metric
 from quern.records.schema import Between, Count, Positive, Seconds, Share, short
 from quern.records.text import in_epochs
 from quern.train._settings import Settings
 
 
 @dataclass(frozen=True)
-class Best:
+class Best(Judged):
     """The best epoch so far."""
 
     epoch: Count
-    val_accuracy: Share
+    val_accuracy: Share | None = None
+    val_metric: float | None = None
 
 
 class PathState(TypedDict):
@@ -35,7 +36,7 @@ class State:
     """All that a training is besides its tensors, as it goes on. ``epoch`` and ``step`` are the next ones to do;
     ``loss``, ``seconds`` and ``images`` are of this epoch so far; ``plan`` is what was removed from the network;
     ``strength``, ``steered`` and ``enough`` are where the steering of λ is. The optimizer has ``costs`` and a ``path``;
-    ``moved`` are the numbers of the parameters that it has a state for."""
+    ``moved`` are the numbers of the parameters that it has a state for. ``metric`` is what epochs are judged by."""
 
     settings: Course
     processes: Count
@@ -53,10 +54,11 @@ class State:
     costs: dict[str, Positive]
     path: PathState | None
     moved: list[Count]
+    metric: Metric = ACCURACY
 
     @staticmethod
-    def at_first(settings: Course, processes: int) -> "State":
-        return State(settings, processes, 0, 0, 0.0, 0.0, 0.0, [], None, None, 0.0, {}, False, {}, None, [])
+    def at_first(settings: Course, processes: int, metric: Metric) -> "State":
+        return State(settings, processes, 0, 0, 0.0, 0.0, 0.0, [], None, None, 0.0, {}, False, {}, None, [], metric)
 
 
 def check_place(state: State, settings: Settings, steps: int) -> None:
@@ -75,6 +77,7 @@ def _rules(state: State, settings: Settings, steps: int) -> Iterator[tuple[bool,
     yield [(line.epoch, line.phase) for line in history] == wanted, "lines of history of other epochs"
     yield (best is None) == (epoch == 0), "a best epoch without any, or none"
     yield best is None or 1 <= best.epoch <= epoch, "a best epoch that was not yet"
+    yield best is None or (best.val_accuracy is None) != state.metric.percent, "a best epoch of another metric"
     yield not step or (state.seconds > 0 and state.images > 0), "steps that took no time"
     yield spread(state.plan) <= CHANNELS, f"plans of more than {CHANNELS:,} channels"
 

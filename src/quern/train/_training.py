@@ -8,6 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from quern.compact import Plan, compact_, plan
 from quern.errors import TrainingError
+from quern.graph import Example
 from quern.optim import FrozenZeros, ProximalAdam, ProximalSGD, freeze_zeros
 from quern.penalties import Penalty
 from quern.sparsity import measure
@@ -22,6 +23,7 @@ from quern.train._resume import (
     restore_optimizer,
 )
 from quern.train._settings import Settings
+from quern.train._task import Task
 from quern.train.team import Team
 
 
@@ -35,16 +37,24 @@ class Training:
     """
 
     def __init__(
-        self, model: nn.Module, example: Tensor, steps: int, settings: Settings, files: Files, crew: Team, steered: bool
+        self,
+        model: nn.Module,
+        example: Example,
+        steps: int,
+        settings: Settings,
+        files: Files,
+        crew: Team,
+        task: Task,
+        steered: bool,
     ) -> None:
         self.model, self.example, self.steps, self.settings = model, example, steps, settings
-        self.files, self.crew, self.steered = files, crew, steered
+        self.files, self.crew, self.task, self.steered = files, crew, task, steered
         self.penalty = settings.penalty and settings.penalty.weighed(model, example)
         self.optimizer = _optimizer(model, settings, self.penalty)
         self.whole = measure(model, example)
         self.parallel: nn.Module = model
         self.frozen: FrozenZeros | None = None
-        self.state = State.at_first(settings, crew.size)
+        self.state = State.at_first(settings, crew.size, task.metric)
         self.best: dict[str, Tensor] | None = None
 
     def wrap(self) -> None:
@@ -95,6 +105,11 @@ class Training:
         assert self.files.folder is not None
         tensors, state = self.crew.from_leader(self.files.load("last") if self.crew.leads else None)
         self._check_settings(state)
+        if state.metric != self.task.metric:
+            raise TrainingError(
+                f"{self.files.folder} was judged by {state.metric.title}, and goes on with that: here it is "
+                f"{self.task.metric.title}."
+            )
         if state.processes != self.crew.size:
             raise TrainingError(
                 f"{self.files.folder} was trained by {state.processes} processes, and goes on with as many: "

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from quern.records import Epoch
-from quern.records.text import clock, summary
+from quern.records.text import clock, shown_value, summary
 
 if TYPE_CHECKING:
     from quern.train._settings import Settings
@@ -71,7 +71,7 @@ class Bar:
         self.progress.update(self.task, description=f"{phase} {epoch}/{self.total}", completed=done, status=status)
 
     def epoch(self, line: Epoch) -> None:
-        self.known = f"  val {line.val_accuracy:.2%}  zero {line.quaternion_sparsity:.1%}"
+        self.known = f"  val {shown_value(line)}  zero {line.quaternion_sparsity:.1%}"
         self.progress.console.print(summary(line, self.total), highlight=False)
 
     def end(self) -> None:

@@ -45,6 +45,14 @@ class Team:
         dist.broadcast_object_list(box, device=self._device())
         return box[0]
 
+    def gathered(self, thing: Any) -> list[Any]:
+        """What every process has, in the order of their numbers."""
+        if self.size == 1:
+            return [thing]
+        things: list[Any] = [None] * self.size
+        dist.all_gather_object(things, thing)
+        return things
+
     def equalize_buffers(self, model: nn.Module) -> None:
         """Running statistics are those of the leading process everywhere, as DistributedDataParallel has them."""
         if self.size > 1:
