@@ -183,5 +183,5 @@ def test_a_bias_of_another_type_is_refused_as_torch_does() -> None:
     conv = qnn.QConv2d(64, 64, 3, padding=1)
     assert conv.bias is not None
     conv.bias.data = conv.bias.data.double()
-    with pytest.raises(RuntimeError, match="dtype|type"):
+    with pytest.raises(RuntimeError, match=r"type"):
         conv(torch.randn(4, 64, 16, 16))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quern.errors import TrainingError
 from quern.graph import Example
-from quern.graph.facts import evaluating
+from quern.graph.values import evaluating
 from quern.records import ACCURACY, Metric
 from quern.train._inputs import as_arguments, changed, count_of, joined, tensors_in
 from quern.train.team import Team
