@@ -145,7 +145,7 @@ def widths() -> None:
         ]
     parts.append(
         f'<text x="{left + wide / 2}" y="{top + high + 40}" text-anchor="middle" fill="#222222">'
-        "channels in and out of a 3x3 convolution of 8x8 positions (time of forward and backward upwards)</text>"
+        "channels in and out, 3x3 at 8x8 positions (time of forward and backward upwards)</text>"
     )
     parts.append("</svg>")
     write_text(ROOT / "docs/widths.svg", "\n".join(parts) + "\n")

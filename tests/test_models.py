@@ -13,20 +13,11 @@ from quern import functional as F
 from quern import models
 from quern import nn as qnn
 from quern.testing import assert_same_function
+from tests.builders import shape_of
 
-BUILDERS = {
-    models.mnist_qcnn: (1, 28, 28),
-    models.mnist_cnn: (1, 28, 28),
-    models.cifar_qcnn: (3, 32, 32),
-    models.cifar_cnn: (3, 32, 32),
-    models.digits_qcnn: (1, 8, 8),
-    models.digits_cnn: (1, 8, 8),
-    models.qresnet20: (3, 32, 32),
-    models.resnet20: (3, 32, 32),
-    models.small_qcnn: (3, 32, 32),
-    models.small_cnn: (3, 32, 32),
-}
-every_builder = pytest.mark.parametrize(("build", "shape"), BUILDERS.items(), ids=lambda b: getattr(b, "__name__", ""))
+every_builder = pytest.mark.parametrize(
+    ("build", "shape"), [pytest.param(build, shape_of(name), id=name) for name, build in models.BUILDERS.items()]
+)
 
 
 def count(module: nn.Module) -> int:

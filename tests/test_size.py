@@ -1,7 +1,6 @@
 """The size of a network, counted by hand."""
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -11,6 +10,7 @@ from quern._size import size_of
 from quern.compact import plan
 from quern.models import BUILDERS
 from quern.sparsity import measure
+from tests.builders import images_for
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.booleans()), min_size=1, max_size=4), st.integers(1, 3))
@@ -29,7 +29,7 @@ def test_a_neuron_is_an_output_quaternion_and_a_parameter_a_number(layers: list[
 @pytest.mark.parametrize("name", ["mnist_qcnn", "digits_qcnn", "digits_cnn"])
 def test_measuring_and_planning_start_from_the_same_size(name: str) -> None:
     network = BUILDERS[name]()
-    example = torch.randn(2, 1, *((28, 28) if name.startswith("mnist") else (8, 8)))
+    example = images_for(name, 2)
     size, measured = size_of(network), measure(network).size
     assert (measured.neurons, measured.parameters) == (size.neurons, size.parameters)
     assert plan(network, example).before == size

@@ -1,6 +1,5 @@
 """The real form of a network, and the files of it, compute the same without quern."""
 
-import inspect
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,17 +21,13 @@ from quern.errors import DeadNetworkWarning, ExportError, QuernError
 from quern.export import Pixels, accuracy, open_session, to_int8, to_onnx, to_pt2, to_real
 from quern.export._onnx import run
 from quern.testing import assert_same_function
+from tests.builders import images_for, normed, takes
 from tests.networks import Wired, random_values
 from tests.nn.cases import CASES, Case
 
 F64 = torch.float64
-SHAPES = {"mnist": (1, 28, 28), "cifar": (3, 32, 32), "digits": (1, 8, 8)}
 ONNX = ("qresnet20", "mnist_cnn")  # it takes seconds each
 PIXELS = {1: Pixels((0.4,), (0.3,)), 3: Pixels((0.4, 0.5, 0.6), (0.3, 0.2, 0.25))}
-
-
-def images_for(name: str, count: int) -> Tensor:
-    return torch.randn(count, *next((s for key, s in SHAPES.items() if name.startswith(key)), (3, 16, 16)))
 
 
 @torch.no_grad()
@@ -125,13 +120,9 @@ def test_convolutions_of_every_kind(layer: tuple[Callable[[], Any], int], consta
 @pytest.mark.parametrize("norm", ["none", "after_conv", "after_activation"])
 @pytest.mark.parametrize("name", models.BUILDERS)
 def test_every_network_has_a_real_form(name: str, norm: str) -> None:
-    build = models.BUILDERS[name]
-    if "norm" not in inspect.signature(build).parameters:
-        if norm != "none":
-            return
-        model = build()
-    else:
-        model = build(norm=norm)
+    if norm != "none" and not takes(name, "norm"):
+        return
+    model = models.BUILDERS[name](**({"norm": norm} if takes(name, "norm") else {}))
     x = images_for(name, 2)
     real = check(random_values(model), x.double())
     left = sum(isinstance(m, nn.BatchNorm2d) for m in real.modules())
@@ -241,7 +232,7 @@ assert not [name for name in sys.modules if name.startswith("quern.")]
 @pytest.mark.parametrize("name", models.BUILDERS)
 def test_every_network_can_be_written(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     x = images_for(name, 4)
-    model = lived_in(models.BUILDERS[name](**({} if "resnet" in name else {"norm": "after_conv"})), x)
+    model = lived_in(normed(name), x)
     raw = (x.abs() * 100).clamp(0, 255).to(torch.uint8)
     writers = {"pt2": to_pt2, "onnx": to_onnx} if name in ONNX else {"pt2": to_pt2}
     for suffix, write in writers.items():

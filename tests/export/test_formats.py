@@ -10,16 +10,14 @@ from quern import io, models
 from quern import nn as qnn
 from quern.compact import compact
 from quern.export import accuracy, to_int8, to_onnx, to_pt2, to_real
-
-SHAPES = {"mnist": (1, 28, 28), "cifar": (3, 32, 32), "digits": (1, 8, 8), "qresnet20": (3, 32, 32)}
-SHAPES["resnet20"] = SHAPES["small"] = SHAPES["qresnet20"]
+from tests.builders import images_for, normed
 
 
 @torch.no_grad()
 def dying(name: str) -> nn.Module:
     """A network with statistics as after training, and a third of its neurons dead: half of those with a β left."""
     torch.manual_seed(1)
-    network = models.BUILDERS[name]() if "resnet" in name else models.BUILDERS[name](norm="after_conv")
+    network = normed(name)
     for layer in network.modules():
         if isinstance(layer, (qnn.QBatchNorm2d, nn.BatchNorm2d)):
             numbers = (layer.running_mean, layer.running_var, layer.weight, layer.bias)
@@ -37,7 +35,7 @@ def dying(name: str) -> nn.Module:
 @pytest.mark.parametrize("compacted", [False, True], ids=["dense", "compacted"])
 @pytest.mark.parametrize("name", models.BUILDERS)
 def test_every_format_gives_the_scores_of_the_network(name: str, compacted: bool, tmp_path: Path) -> None:
-    x = torch.randn(6, *SHAPES[name.split("_")[0]])
+    x = images_for(name, 6)
     network = dying(name)
     with torch.no_grad():
         wanted = network(x)

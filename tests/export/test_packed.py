@@ -22,6 +22,7 @@ from quern.export._packed import pack
 from quern.export._program import Program
 from quern.runtime import format as qrn
 from tests import networks
+from tests.builders import images_for, shape_of
 from tests.nn.cases import CASES, Case
 from tests.runtime.compilers import COMPILERS, scalar_library
 
@@ -253,23 +254,12 @@ def sparse(model: nn.Module, share: float) -> nn.Module:
     return model
 
 
-_SHAPES = {
-    "digits": (1, 8, 8),
-    "mnist": (1, 28, 28),
-    "cifar": (3, 32, 32),
-    "qresnet20": (3, 32, 32),
-    "small": (3, 32, 32),
-    "resnet20": (3, 32, 32),
-}
-
-
 @pytest.mark.parametrize("share", [0.0, 0.9])
 @pytest.mark.parametrize("name", models.BUILDERS)
 def test_every_network_packs(name: str, share: float, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = sparse(networks.random_values(models.BUILDERS[name]()).float(), share).eval()
-    shape = _SHAPES[name if name in _SHAPES else name.split("_")[0]]
-    report = export.to_packed(model, tmp_path / "net.qrn", torch.randn(3, *shape))
+    report = export.to_packed(model, tmp_path / "net.qrn", images_for(name, 3))
     assert report.difference < 1e-5
     assert report.bytes == (tmp_path / "net.qrn").stat().st_size
     network = runtime.load(tmp_path / "net.qrn")
@@ -386,7 +376,7 @@ def test_networks_in_int8(name: str, tmp_path: Path) -> None:
     """Residual sums, means and tables in 8 bits, from raw pixels."""
     torch.manual_seed(0)
     model = networks.random_values(models.BUILDERS[name]()).float().eval()
-    shape = _SHAPES[name if name in _SHAPES else name.split("_")[0]]
+    shape = shape_of(name)
     raw = torch.randint(0, 256, (32, *shape), dtype=torch.uint8)
     pixels = Pixels((0.5,) * shape[0], (0.25,) * shape[0])
     single, small = (

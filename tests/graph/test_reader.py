@@ -21,6 +21,7 @@ from quern import nn as qnn
 from quern.compact import plan
 from quern.nn import cat
 from quern.sparsity import measure
+from tests.builders import shape_of
 from tests.graph.neurons import (
     F64,
     assert_dead_do_not_matter,
@@ -326,7 +327,7 @@ def test_a_layer_is_a_network(one: nn.Module, inputs: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("name", models.BUILDERS)
 def test_fresh_networks_are_all_alive(name: str) -> None:
     model = models.BUILDERS[name]()
-    gone = dead(model, *{"m": (1, 28, 28), "d": (1, 8, 8)}.get(name[0], (3, 32, 32)))
+    gone = dead(model, *shape_of(name))
     kinds = (qnn.QLinear, qnn.QConv2d, nn.Linear, nn.Conv2d)
     assert gone == {n: [] for n, m in model.named_modules() if isinstance(m, kinds)}
 

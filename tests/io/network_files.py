@@ -16,8 +16,6 @@ from quern.io._structure import state_of
 from quern.io._wrong import sentences
 from quern.io.tensorfile import write_tensors
 
-INPUTS = {"mnist": (2, 1, 28, 28), "cifar": (2, 3, 32, 32), "digits": (2, 1, 8, 8)}
-WIDTHS = {"mnist": 2, "digits": 2, "cifar": 5}
 IMAGES = {"shape": [1, 8, 8], "mean": [0.3], "std": [0.4], "classes": ["no", "yes", "é"]}
 
 

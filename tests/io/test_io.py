@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from quern import io, models
 from quern.errors import FileError, NotFiniteWarning
 from quern.models import Recipe, recipe_of, set_recipe
+from tests.builders import COUNTS, shape_of, takes
 from tests.io.hostile import TINY, edited
 from tests.io.network_files import (
     IMAGES,
-    INPUTS,
-    WIDTHS,
     Block,
     Tied,
     content_of,
@@ -41,16 +40,18 @@ from tests.io.network_files import (
 @settings(max_examples=4)
 @given(data=st.data())
 def test_networks_of_quern_come_back(tmp_path: Path, builder: str, data: st.DataObject) -> None:
-    family = builder.split("_")[0]
-    count = WIDTHS.get(family)
+    count = COUNTS.get(builder.split("_")[0])
     width = st.integers(1, 3).map(lambda n: 4 * n)
-    sizes = st.lists(width, min_size=count or 1, max_size=count or 3)
-    arguments: dict[str, Any] = {"widths": data.draw(sizes), "classes": data.draw(st.integers(1, 5))}
-    if count is None:
-        arguments["channels"] = data.draw(st.sampled_from([1, 3]))
-    else:
-        arguments["norm"] = data.draw(st.sampled_from(["none", "after_conv", "after_activation"]))
-        arguments["dropout"] = data.draw(st.sampled_from([0.0, 0.3, 1.0]))
+    drawn = {
+        "widths": st.lists(width, min_size=count or 1, max_size=count or 3),
+        "width": width,
+        "depth": st.integers(1, 3),
+        "classes": st.integers(1, 5),
+        "channels": st.sampled_from([1, 3]),
+        "norm": st.sampled_from(["none", "after_conv", "after_activation"]),
+        "dropout": st.sampled_from([0.0, 0.3, 1.0]),
+    }
+    arguments = {option: data.draw(values) for option, values in drawn.items() if takes(builder, option)}
     model = scramble(models.BUILDERS[builder](**arguments)).eval()
     path = tmp_path / "net"
     state = torch.get_rng_state()
@@ -61,7 +62,7 @@ def test_networks_of_quern_come_back(tmp_path: Path, builder: str, data: st.Data
     assert not any(m.training for m in loaded.modules())
     assert recipe_of(loaded) == recipe_of(model)
     assert str(loaded) == str(model)
-    x = torch.rand(INPUTS.get(family, (2, arguments.get("channels", 3), 16, 16)))
+    x = torch.rand(2, arguments.get("channels", shape_of(builder)[0]), *shape_of(builder)[1:])
     with torch.no_grad():
         assert torch.equal(model(x), loaded(x))
     io.save(loaded, tmp_path / "again")

@@ -15,10 +15,9 @@ from quern import compact, io, models
 from quern.compact import folding
 from quern.errors import FileError
 from quern.models import Recipe, recipe_of, set_recipe
+from tests.builders import images_for, sized, takes
 from tests.io.hostile import edited, header_of, narrowed
 from tests.io.network_files import (
-    INPUTS,
-    WIDTHS,
     content_of,
     kill_,
     one_sentence,
@@ -130,10 +129,9 @@ def test_what_does_not_change_the_structure() -> None:
     ],
 )
 def test_steps_are_done_again(builder: str, norm: str) -> None:
-    family = builder.split("_")[0]
-    arguments = {"norm": norm} if family in INPUTS else {}
-    built = kill_(scramble(models.BUILDERS[builder](**arguments, classes=3, widths=(8,) * WIDTHS.get(family, 2))))
-    x = torch.rand(INPUTS.get(family, (2, 3, 16, 16)))
+    arguments = {"norm": norm} if takes(builder, "norm") else {}
+    built = kill_(scramble(models.BUILDERS[builder](**arguments, **sized(builder, 8), classes=3)))
+    x = images_for(builder, 2)
     small = compact.compact(built.eval(), x)
     done = folding.fold(small)
     kinds = [key for step in recipe_of(done).steps for key in step]
