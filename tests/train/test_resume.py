@@ -58,7 +58,7 @@ def test_stopped_anywhere_and_resumed_is_never_stopped(
     images: ImageSet, tmp_path: Path, steps: list[int], optimizer: Any
 ) -> None:
     settings = dataclasses.replace(
-        SHORT, penalty=RQL(8.0) + GammaL1(0.2), crop=1, optimizer=optimizer, heal_dropout=False
+        SHORT, penalty=RQL(8.0) + GammaL1(0.2), crop=1, optimizer=optimizer, heal_dropout=False, ema=0.9
     )
     straight = build(norm="after_conv")
     wanted = fit(straight, images, settings, tmp_path / "straight")

@@ -31,6 +31,14 @@ def test_schedules() -> None:
     assert settings.lr_at(6, 0.0) == 0.01
     assert settings.lr_at(7, 0.5) == pytest.approx(0.005)
     assert settings.lr_at(8, 1.0) == pytest.approx(0, abs=1e-12)
+    cycle = dataclasses.replace(settings, schedule="one-cycle")
+    rates = [cycle.lr_at(6 + n // 10, n % 10 / 10) for n in range(30)]
+    assert [cycle.lr_at(e, 0.5) for e in (0, 3, 5)] == [0.1] * 3
+    assert rates[0] == pytest.approx(0.0005)
+    assert rates[6] == max(rates) == pytest.approx(0.01)
+    assert rates[:7] == sorted(rates[:7])
+    assert rates[6:] == sorted(rates[6:], reverse=True)
+    assert cycle.lr_at(8, 1.0) == pytest.approx(0, abs=1e-12)
     constant = dataclasses.replace(settings, schedule="constant")
     assert constant.lr_at(8, 1.0) == 0.01
     plain = Settings(epochs=4, lr=0.1)
@@ -50,6 +58,7 @@ def test_schedules() -> None:
         ({"heal_lr": -1.0}, "heal_lr is -1"),
         ({"ramp": 1.5}, "ramp is 1.5"),
         ({"label_smoothing": 1.0}, "label_smoothing is 1"),
+        ({"ema": 1.0}, "ema is 1"),
         ({"weight_decay": -1.0}, "weight_decay is -1"),
         ({"crop": -1}, "crop is -1"),
         ({"compact_every": -1}, "compact_every is -1"),

@@ -65,7 +65,14 @@ _BY_COST = "Weigh zero quaternions by the multiply-adds they save, to this power
 ByCost = Annotated[float, of_phases(help=_BY_COST)]
 ByCostOfBudget = Annotated[float | None, of_phases(help=_BY_COST, show_default="0.5 with --min-speedup, else 0")]
 HealLr = Annotated[float | None, of_phases(help="Learning rate while healing.", show_default="--lr")]
+Schedule = Annotated[
+    Literal["cosine", "one-cycle", "constant"],
+    of_steps(help="Learning rate in the last phase: down to zero, first up and then down, or neither."),
+]
 LabelSmoothing = Annotated[float, of_steps(help="Label smoothing.")]
+Ema = Annotated[
+    float, of_steps(help="Decay of a running mean of the weights, which is what is judged and kept, such as 0.999.")
+]
 Crop = Annotated[int, of_steps(help="Shift images at random by up to this many pixels.")]
 Flip = Annotated[bool, of_steps("--flip", help="Mirror half of the images.")]
 Seed = Annotated[int, of_steps(help="The same command with the same seed gives the same weights.")]

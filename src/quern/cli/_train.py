@@ -70,14 +70,13 @@ def train(
         of_steps(help="adam takes the penalty's gradient: no exact zeros."),
     ] = "proximal-adam",
     lr: Annotated[float, of_steps(help="Learning rate.")] = 2e-3,
-    schedule: Annotated[
-        Literal["cosine", "constant"], of_steps(help="Learning rate: down to zero in the last phase, or not.")
-    ] = "cosine",
+    schedule: _options.Schedule = "cosine",
     weight_decay: Annotated[float, of_steps(help="Decoupled weight decay (coupled for proximal-sgd).")] = 0.0,
     batch: Annotated[
         int | None, of_steps(help="Images per step.", show_default="400 or all images; 64 for digits")
     ] = None,
     label_smoothing: _options.LabelSmoothing = 0.0,
+    ema: _options.Ema = 0.0,
     crop: _options.Crop = 0,
     flip: _options.Flip = False,
     seed: _options.Seed = 0,

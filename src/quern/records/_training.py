@@ -32,10 +32,11 @@ class Course:
     heal_dropout: bool = True
     distill: float = 0.0
     compact_every: int = 0
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: Literal["cosine", "one-cycle", "constant"] = "cosine"
     optimizer: Literal["proximal-adam", "proximal-sgd", "adam"] = "proximal-adam"
     weight_decay: float = 0.0
     label_smoothing: float = 0.0
+    ema: float = 0.0
     crop: int = 0
     flip: bool = False
     device: str = "cpu"

@@ -138,6 +138,8 @@ class Loop:
             self.training.compact()
         if phase == "heal" and self.training.frozen is None:
             self.training.freeze()
+        if state.step == 0 and place == 0:
+            self.training.begin_average()
         teacher = self.teacher if phase == "heal" else None
         batches = self.source.batches(epoch, state.step, teacher)
         while state.step < self.steps:
@@ -163,6 +165,20 @@ class Loop:
                     self._steer(self._milestones)
         self.crew.equalize_buffers(self.model)
         self._check_health(epoch)
+        with self.training.judged():
+            line = self._line(epoch, phase, started - before)
+            state.history.append(line)
+            state.epoch, state.step, state.loss, state.seconds, state.images = epoch + 1, 0, 0.0, 0.0, 0.0
+            if state.best is None or place == 0 or phase == "grind" or self.metric.better(line.val, state.best.val):
+                state.best = Best(epoch + 1, **self.metric.keyed(val=line.val))
+                self.training.keep_as_best()  # before `last`: killed in between, this epoch is done again
+        self.training.save("last")
+        for watcher in self.watchers:
+            watcher.epoch(line)
+
+    def _line(self, epoch: int, phase: Phase, started: float) -> Epoch:
+        """What there is to say of an epoch that is done."""
+        settings, state = self.settings, self.state
         val_loss, value = evaluate(self.model, self.source.val(), self.crew, self.task)
         sparsity = measure(self.model, self.training.example, settings.tol).within(self.training.whole)
         line = Epoch(
@@ -180,21 +196,11 @@ class Loop:
             neuron_sparsity=sparsity.neuron_sparsity,
             neurons_left=sparsity.neurons_left,
             parameters=size_of(self.model).parameters,
-            seconds=before + time.perf_counter() - started,
+            seconds=time.perf_counter() - started,
             images_per_second=state.images / state.seconds,
             peak_memory_mb=_peak_memory_mb(self.device),
         )
-        if settings.curves:  # after the seconds were taken
-            line = self._with_curves(line)
-        state.history.append(line)
-        state.epoch, state.step, state.loss, state.seconds, state.images = epoch + 1, 0, 0.0, 0.0, 0.0
-        best = state.best
-        if best is None or place == 0 or phase == "grind" or self.metric.better(value, best.val):
-            state.best = Best(epoch + 1, **self.metric.keyed(val=value))
-            self.training.keep_as_best()  # before `last`: killed in between, this epoch is done again
-        self.training.save("last")
-        for watcher in self.watchers:
-            watcher.epoch(line)
+        return self._with_curves(line) if settings.curves else line  # after the seconds were taken
 
     def _with_curves(self, line: Epoch) -> Epoch:
         """The epoch with what is recorded for figures alone."""
@@ -239,6 +245,8 @@ class Loop:
         if not abs(value) <= highest:  # NaN compares as False
             self._diverged(value, epoch, step)
         self.optimizer.step()
+        if self.training.average is not None:
+            self.training.average.step()
         self.state.loss += value
         self.state.images += images
         for watcher in self.watchers:

@@ -36,7 +36,8 @@ class State:
     """All that a training is besides its tensors, as it goes on. ``epoch`` and ``step`` are the next ones to do;
     ``loss``, ``seconds`` and ``images`` are of this epoch so far; ``plan`` is what was removed from the network;
     ``strength``, ``steered`` and ``enough`` are where the steering of λ is. The optimizer has ``costs`` and a ``path``;
-    ``moved`` are the numbers of the parameters that it has a state for. ``metric`` is what epochs are judged by."""
+    ``moved`` are the numbers of the parameters that it has a state for. ``metric`` is what epochs are judged by,
+    ``averaged`` how many steps the mean of the weights is of."""
 
     settings: Course
     processes: Count
@@ -55,6 +56,7 @@ class State:
     path: PathState | None
     moved: list[Count]
     metric: Metric = ACCURACY
+    averaged: Count = 0
 
     @staticmethod
     def at_first(settings: Course, processes: int, metric: Metric) -> "State":

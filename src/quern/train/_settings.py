@@ -13,6 +13,8 @@ from quern.penalties import Penalty
 from quern.records import Course, Phase
 from quern.records.schema import check
 
+RISE, FIRST = 0.2, 0.05  # of one cycle: the share in which the learning rate rises, and what it begins with
+
 
 @dataclass(frozen=True)
 class Settings(Course):
@@ -20,17 +22,20 @@ class Settings(Course):
 
     ``warmup`` epochs go without the penalty, ``epochs`` with it (λ rises linearly over the share ``ramp`` of them),
     ``heal`` without it and with every zero frozen. With ``schedule="cosine"`` the learning rate falls to zero along
-    half a cosine in the last of these phases; "constant" leaves it. ``heal_lr`` is the rate to heal with, if not
-    ``lr``; ``heal_dropout=False`` switches dropout layers off while healing. ``distill`` is the share of the loss,
-    while healing, that asks for a teacher's answers in place of the labels (softened by a temperature of 4).
-    ``optimizer`` is "proximal-adam" or "proximal-sgd" (exact zeros), or "adam" (the penalty's gradient, as in the
-    paper). ``crop`` shifts each image at random by up to that many pixels, ``flip`` mirrors half of them. ``batch``
-    counts images over all processes. ``tol`` is the magnitude up to which a number counts as zero in what is reported:
-    0 for a proximal optimizer, 1e-3 to compare with the paper; it changes nothing in the network.
-    ``compact_every`` so many epochs of grinding, and before healing, what died is removed from the network, so that
-    training gets faster; 0 leaves it until :func:`quern.compact.compact` is called. ``curves`` adds to each line of
-    the history what figures show and nothing is chosen by: the accuracy on test images, and how many neurons compaction
-    would leave.
+    half a cosine in the last of these phases; with "one-cycle" it first rises, over a fifth of that phase; "constant"
+    leaves it. ``heal_lr`` is the rate to heal with, if not ``lr``; ``heal_dropout=False`` switches dropout layers off
+    while healing. ``distill`` is the share of the loss, while healing, that asks for a teacher's answers in place of
+    the labels (softened by a temperature of 4). ``optimizer`` is "proximal-adam" or "proximal-sgd" (exact zeros), or
+    "adam" (the penalty's gradient, as in the paper).
+
+    ``ema`` is the decay of a running mean of weights and statistics: where there is no penalty, it is the mean that is
+    judged and kept. It begins anew when healing does, so what is dead stays dead in it. ``crop`` shifts each image at
+    random by up to that many pixels, ``flip`` mirrors half of them. ``batch`` counts images over all processes. ``tol``
+    is the magnitude up to which a number counts as zero in what is reported: 0 for a proximal optimizer, 1e-3 to
+    compare with the paper; it changes nothing in the network. ``compact_every`` so many epochs of grinding, and before
+    healing, what died is removed from the network, so that training gets faster; 0 leaves it until
+    :func:`quern.compact.compact` is called. ``curves`` adds to each line of the history what figures show and nothing
+    is chosen by: the accuracy on test images, and how many neurons compaction would leave.
     """
 
     penalty: Penalty | None = None
@@ -60,6 +65,7 @@ class Settings(Course):
         yield self.heal_lr is None or 0 < self.heal_lr < math.inf, f"heal_lr is {self.heal_lr}, but must be positive"
         yield 0 <= self.weight_decay < math.inf, f"weight_decay is {self.weight_decay}, but cannot be negative"
         yield 0 <= self.label_smoothing < 1, f"label_smoothing is {self.label_smoothing}, but must be in 0..1"
+        yield 0 <= self.ema < 1, f"ema is {self.ema}, but must be a decay from 0 (no mean) to below 1, such as 0.999"
         yield 0 <= self.distill <= 1, f"distill is {self.distill}, but must be a share of the loss, from 0 to 1"
         yield 0 <= self.tol < math.inf, f"tol is {self.tol}, but cannot be negative"
         yield 0 <= self.ramp <= 1, f"ramp is {self.ramp}, but must be a share of the epochs, from 0 to 1"
@@ -91,7 +97,16 @@ class Settings(Course):
         lr = self.heal_lr if phase == "heal" and self.heal_lr is not None else self.lr
         if self.schedule == "constant" or epoch - place + length < self.total:
             return lr
-        return lr * (1 + math.cos(math.pi * (place + progress) / length)) / 2
+        share = (place + progress) / length
+        if self.schedule == "one-cycle":
+            if share < RISE:
+                return lr * (FIRST + (1 - FIRST) * share / RISE)
+            share = (share - RISE) / (1 - RISE)
+        return lr * (1 + math.cos(math.pi * share)) / 2
+
+    def averages(self, epoch: int) -> bool:
+        """Whether a mean of the weights goes along in ``epoch``: not where zeros are made, which it would not have."""
+        return self.ema > 0 and self.phase(epoch)[0] in ("train", "heal")
 
     def strength_at(self, epoch: int, step: int, steps: int) -> float:
         """The factor of the penalty at a step of ``epoch``: the ramp while grinding, 0 before and after."""

@@ -1,5 +1,7 @@
 """A training as it stands: the network, its optimizer, its zeros, and where it is; how it is saved and goes on."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -12,6 +14,7 @@ from quern.graph import Example
 from quern.optim import FrozenZeros, ProximalAdam, ProximalSGD, freeze_zeros
 from quern.penalties import Penalty
 from quern.sparsity import measure
+from quern.train._average import Average
 from quern.train._files import Files
 from quern.train._resume import (
     State,
@@ -32,7 +35,8 @@ class Training:
     network, where this process has seen it.
 
     ``whole`` is what the network was at first: shares of zeros are shares of that, also after compaction. ``penalty``
-    is that of the settings, weighed for the network as it was then. ``steps`` are those of an epoch. With ``steered``,
+    is that of the settings, weighed for the network as it was then. ``average`` is the mean of its weights, in phases
+    that have one. ``steps`` are those of an epoch. With ``steered``,
     a plan that leaves nothing alive is not done.
     """
 
@@ -56,6 +60,7 @@ class Training:
         self.frozen: FrozenZeros | None = None
         self.state = State.at_first(settings, crew.size, task.metric)
         self.best: dict[str, Tensor] | None = None
+        self.average: Average | None = None
 
     def wrap(self) -> None:
         """Let the processes share the network as it is now."""
@@ -65,6 +70,20 @@ class Training:
     def freeze(self) -> None:
         """Hold the zeros that there are now."""
         self.frozen = freeze_zeros(self.model)
+
+    def begin_average(self) -> None:
+        """A mean of the weights from here on, if this phase has one; zeros are to be held before."""
+        self.average = Average(self.model, self.settings.ema) if self.settings.averages(self.state.epoch) else None
+
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        """The network as it is judged and kept: the mean of its weights, where there is one."""
+        if self.average is None:
+            yield
+            return
+        with self.average.in_place():
+            self.crew.equalize_buffers(self.model)
+            yield
 
     def compact(self, removed: Plan | None = None) -> None:
         """Remove from the network, and from the optimizer's state, what died or what a plan says."""
@@ -91,7 +110,10 @@ class Training:
         if name == "last":
             tensors |= {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
             tensors |= {f"frozen.{k}": v for k, v in (self.frozen.state_dict() if self.frozen else {}).items()}
-        self.files.save(name, tensors, replace(self.state, costs=costs, path=path, moved=moved(self.optimizer)))
+            tensors |= {f"average.{k}": v for k, v in (self.average.tensors if self.average else {}).items()}
+        averaged = self.average.steps if self.average else 0
+        state = replace(self.state, costs=costs, path=path, moved=moved(self.optimizer), averaged=averaged)
+        self.files.save(name, tensors, state)
         if name == "last":
             self.files.write_history(self.state.history)
 
@@ -142,6 +164,10 @@ class Training:
         self.state = replace(state, settings=self.settings)
         if masks:
             self.frozen = freeze_zeros(self.model, masks)
+        if mean := _part(tensors, "average."):
+            self._check_network("last", mean)
+            self.average = Average(self.model, self.settings.ema, state.averaged)
+            self.average.tensors = {k: v.copy_(mean[k]) for k, v in self.average.tensors.items()}
         if self.crew.leads and self._keeps_best():
             tensors, best = self.files.load("best")
             self._check_settings(best)
