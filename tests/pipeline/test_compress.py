@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 import quern
+from quern import io
 from quern.errors import RecordError, Stopped, TrainingError
 from quern.pipeline import Compressed
+from quern.pipeline._scratch import fresh
 from quern.report import write_run_report
 from tests.commands import here
 from tests.pipeline.conftest import SHORT
@@ -73,6 +75,52 @@ def test_by_default_a_point_of_accuracy_may_be_lost_and_nothing_is_left_behind(
 @pytest.mark.usefixtures("no_onnx")
 def test_few_images_are_enough() -> None:
     quern.compress(shallow(), few_digits(), **{**SHORT, "grind": 3}, batch=64, max_drop=5.0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_onnx")
+def test_the_same_from_scratch(loaders: tuple[Any, ...], tmp_path: Path) -> None:
+    options: dict[str, Any] = {**SHORT, "warmup": 0, "max_params": 1200, "from_scratch": True, "out": tmp_path / "run"}
+    with pytest.raises(Stopped):
+        quern.compress(Own(), *loaders, **options, watchers=[Stop(3 * len(loaders[0]) + 2, 15)])
+    assert (tmp_path / "run" / "scratch").is_dir()  # stopped there, it goes on there
+    found = quern.compress(Own(), *loaders, **options, resume=True)
+    assert found.scratch is not None
+    assert found.scratch.epochs == 3
+    trained = Own()
+    small, scratch = (io.load(tmp_path / "run" / name / "model.safetensors", trained) for name in ("small", "scratch"))
+    shapes = [{name: t.shape for name, t in network.state_dict().items()} for network in (small, scratch)]
+    assert shapes[0] == shapes[1]
+    inputs, labels = (torch.cat(part) for part in zip(*loaders[2], strict=True))
+    right = scratch.eval()(inputs).argmax(1) == labels
+    assert found.scratch.value == pytest.approx(float(right.double().mean()))
+    line = next(line for line in str(found).splitlines() if line.startswith("its structure from scratch, 3 epochs"))
+    assert f"{100 * found.scratch.value:.2f} %" in line
+    assert f"{100 * (found.scratch.value - found.small.value):+.2f} points" in line
+    assert here("show", tmp_path / "run")[0].count("from scratch, 3 epochs") == 1
+    assert "from scratch, 3 epochs" in write_run_report(tmp_path / "run").read_text()
+
+
+def test_fresh_weights_are_drawn_as_when_a_network_is_built() -> None:
+    small = shallow()
+    with torch.no_grad():
+        for p in small.parameters():
+            p.fill_(7.0)
+    state = torch.get_rng_state()
+    one, same_one, other = (fresh(small, seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all((p == 7).all() for p in small.parameters())
+    same(one, same_one)
+    assert not torch.equal(next(one.parameters()), next(other.parameters()))
+    weights, built = (next(m.parameters()).detach().square().mean() for m in (one, shallow()))
+    assert float(weights) == pytest.approx(float(built), rel=0.3)
+
+
+def test_what_cannot_begin_anew_is_named(loaders: tuple[Any, ...]) -> None:
+    net = Own()
+    net.token = nn.Parameter(torch.zeros(3))
+    with pytest.raises(TrainingError, match=r"^Own has parameters but no reset_parameters\(\), .*\.$"):
+        quern.compress(net, *loaders, **SHORT, from_scratch=True)
 
 
 def test_what_cannot_work_is_said_before_any_training(

@@ -23,14 +23,16 @@ pytestmark = pytest.mark.filterwarnings("ignore::quern.errors.LastPathWarning") 
 @given(decay=st.floats(0.05, 0.999), steps=st.integers(0, 40), seed=st.integers(0, 99))
 def test_it_is_the_sum_with_the_weights_of_the_formula(decay: float, steps: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).double()
-    seen = [model[0].weight.detach().numpy().copy()]
+    linear, norm = nn.Linear(2, 3).double(), nn.BatchNorm1d(3)
+    assert norm.num_batches_tracked is not None
+    model = nn.Sequential(linear, norm)
+    seen = [linear.weight.detach().numpy().copy()]
     average = Average(model, decay)
     for _ in range(steps):
-        model[0].weight.data = torch.randn(3, 2, generator=generator, dtype=torch.float64)
-        model[1].num_batches_tracked += 1
+        linear.weight.data = torch.randn(3, 2, generator=generator, dtype=torch.float64)
+        norm.num_batches_tracked.add_(1)
         average.step()
-        seen.append(model[0].weight.detach().numpy().copy())
+        seen.append(linear.weight.detach().numpy().copy())
     decays = [min(decay, n / (n + 9)) for n in range(1, steps + 1)]
     shares = [np.prod(decays)] + [(1 - d) * np.prod(decays[n + 1 :]) for n, d in enumerate(decays)]
     wanted = sum(share * w for share, w in zip(shares, seen, strict=True))
@@ -38,8 +40,8 @@ def test_it_is_the_sum_with_the_weights_of_the_formula(decay: float, steps: int,
     np.testing.assert_allclose(average.tensors["0.weight"].numpy(), wanted, rtol=1e-9, atol=1e-12)
     assert average.tensors["1.num_batches_tracked"] == steps
     with average.in_place():
-        np.testing.assert_array_equal(model[0].weight.detach().numpy(), average.tensors["0.weight"].numpy())
-    np.testing.assert_array_equal(model[0].weight.detach().numpy(), seen[-1])
+        np.testing.assert_array_equal(linear.weight.detach().numpy(), average.tensors["0.weight"].numpy())
+    np.testing.assert_array_equal(linear.weight.detach().numpy(), seen[-1])
 
 
 def test_what_is_dead_stays_dead_in_the_mean(images: ImageSet, tmp_path: Path) -> None:

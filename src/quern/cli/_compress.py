@@ -117,6 +117,10 @@ def compress(
     distill: Annotated[
         float, of_phases(help="Share of the loss, while healing, that asks for the dense network's answers.")
     ] = 0.0,
+    from_scratch: Annotated[
+        bool,
+        of_phases("--from-scratch", help="Also train the small network's structure from fresh weights, and compare."),
+    ] = False,
     lr: Annotated[float | None, of_steps(help="Learning rate.", show_default="0.002; 0.005 for digits")] = None,
     batch: Annotated[int | None, of_steps(help="Images per step.", show_default="100; 64 for digits")] = None,
     weight_decay: Annotated[float, of_steps(help="Decoupled weight decay.")] = 0.0,
@@ -148,6 +152,7 @@ def compress(
             loss=loss,
             metric=metric,
             lower_is_better=lower_is_better,
+            from_scratch=from_scratch,
             penalty=_penalty(penalty, lambda_, by_cost, limits),
             budget={**limits, **{name: _bytes(name, limits[name]) for name in ("max_bytes", "max_flash", "max_ram")}},
             stages=given,
@@ -275,6 +280,7 @@ def _compress(config: CompressRequest, sums: dict[str, str] | None, out: Path, q
         penalty=None if config["penalty"] is None else Penalty.from_list(config["penalty"]),
         **budget.to_dict(),
         **stages,
+        from_scratch=config.get("from_scratch", False),
         out=out,
         resume=resume,
         watchers=_run.make_watchers(out, quiet),

@@ -114,10 +114,11 @@ def _show_compressed(run: Path, config: Begun, history: bool) -> None:
             record.get("chance"),
             record.get("answers", ()),
             metric=record.get("metric", ACCURACY),
+            scratch=record.get("scratch"),
         )
-    for stage in ("dense", "small"):
-        lines = _history(run / stage) if record is None else record["history"][stage]
-        total = _course(settings[stage], path if record else run / "config.json").total if lines else 0
+    for stage in ("dense", "small", "scratch"):
+        lines = _history(run / stage) if record is None else record["history"].get(stage, [])
+        total = _course(settings.get(stage), path if record else run / "config.json").total if lines else 0
         epochs += [f"{stage}: {summary(line, total)}" for line in lines]
     if (command := config.get("command")) is not None:
         say(visible(command))

@@ -18,6 +18,7 @@ from quern.errors import Stopped, TrainingError, instead_of
 from quern.graph import batch_norms, check_module, quaternion_weights
 from quern.penalties import GammaL1, Penalty
 from quern.pipeline._budgets import check_budget
+from quern.pipeline._scratch import check_can_begin_anew
 from quern.pipeline._stages import Compressed, Job, Tell, packs_of, run_stages
 from quern.records import Budget
 from quern.train import (
@@ -60,6 +61,7 @@ def compress(
     heal: int = 24,
     heal_lr: float | None = None,
     distill: float = 0.0,
+    from_scratch: bool = False,
     out: Path | str | None = None,
     resume: bool = False,
     watchers: Sequence[Watcher] = (),
@@ -85,6 +87,9 @@ def compress(
     accuracy, or in the unit of ``metric``. Without a budget its own λ
     counts, ramped up over the first half of the grinding. With neither, the budget is one point of accuracy.
     ``options`` are further fields of :class:`quern.train.Settings`, for all stages; the batch is 100 if it is not said.
+
+    ``from_scratch`` also trains the structure of the small network from fresh weights, for as many epochs in all, and
+    says in the table what that comes to.
 
     With ``out`` everything is kept in that folder, and ``resume`` goes on where it stopped. ``about`` is added to
     what is written down.
@@ -126,6 +131,9 @@ def compress(
         distill=distill if heal else 0.0,
         penalty=penalty or GammaL1(1.0, with_beta=True),
     )
+    scratch_settings = Settings(epochs=epochs + grind + heal, **common) if from_scratch else None
+    if from_scratch:
+        check_can_begin_anew(model)
     folder = None if out is None else Path(out)
     try:
         with tempfile.TemporaryDirectory(prefix="quern-compress-") as elsewhere:
@@ -134,7 +142,7 @@ def compress(
             judged = {"loss": loss, "metric": metric, "lower_is_better": lower_is_better}
             job = Job(data, batches, task, judged, folder or Path(elsewhere), resume, watchers, tell)
             origin = {"environment": facts(), **(about or {})}
-            return run_stages(job, model, dense_settings, small_settings, budget, origin)
+            return run_stages(job, model, dense_settings, small_settings, scratch_settings, budget, origin)
     except Stopped as reason:
         advice = "nothing is kept without a folder: say out="
         if folder is not None:

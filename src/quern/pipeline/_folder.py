@@ -3,6 +3,7 @@
 config.json   what is to be done, by which a run goes on
 dense/        the dense network: history.jsonl, checkpoints, result.json, model.safetensors, model.onnx, model.qrn
 small/        the same for the small one, ground, healed and compacted
+scratch/      the structure of the small one trained from fresh weights, if that was asked for
 samples.json  some test images with the answers of both networks, where the data are images of quern.data
 record.json   settings, data, machine, histories, the table, and what the budget came to
 """
@@ -36,7 +37,7 @@ def open_folder(out: Path, settings: dict[str, Any], origin: dict[str, Any], res
 
 def _sweep(out: Path) -> None:
     """Remove what a killed run left in a folder and in those of its stages, where nobody is at work."""
-    for folder in (out, out / "dense", out / "small"):
+    for folder in (out, out / "dense", out / "small", out / "scratch"):
         if folder.is_dir():
             with claimed(folder) as ours:
                 if ours:

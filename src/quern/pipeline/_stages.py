@@ -27,9 +27,10 @@ from quern.export import Pixels, packed_size, to_onnx, to_packed
 from quern.graph import Example
 from quern.pipeline._answers import compare_answers, count_by_class, samples
 from quern.pipeline._folder import open_folder
+from quern.pipeline._scratch import fresh
 from quern.pipeline._sizes import Packing, Packs
 from quern.pipeline.steering import Steering
-from quern.records import Answers, Budget, Chance, Comparison, Network, PackedSize, schema
+from quern.records import Answers, Budget, Chance, Comparison, Network, PackedSize, Scratch, schema
 from quern.records.schema import to_plain
 from quern.records.text import in_epochs
 from quern.sparsity import measure
@@ -99,6 +100,7 @@ def run_stages(
     model: nn.Module,
     dense_settings: Settings | None,
     small_settings: Settings,
+    scratch_settings: Settings | None,
     budget: Budget,
     origin: dict[str, Any],
 ) -> Compressed:
@@ -110,11 +112,14 @@ def run_stages(
     }
     if (task := job.task.written()) is not None:
         settings["task"] = task
+    if scratch_settings is not None:
+        settings["scratch"] = scratch_settings.to_dict()
     open_folder(job.out, settings, origin, job.resume)
     dense, dense_result = _train_dense(job, model, dense_settings)
     _export(job, "dense", dense)
     small, small_result = _grind(job, dense, dense_result, small_settings, budget)
     _export(job, "small", small)
+    scratch = None if scratch_settings is None else _train_from_scratch(job, small, scratch_settings)
     job.tell("timing both networks in onnxruntime")
     times = time_onnx({name: job.out / name / "model.onnx" for name in ("dense", "small")}, job.one_input())
     packed = _packed_sizes(job)
@@ -137,7 +142,9 @@ def run_stages(
         dense,
         small,
         metric=job.task.metric,
+        scratch=None if scratch is None else _scratch(job, scratch),
     )
+    results = {"dense": dense_result, "small": small_result, "scratch": scratch}
     record = {
         **{name: value for name, value in origin.items() if name not in ("metric", "lower_is_better")},
         "settings": settings,
@@ -148,7 +155,7 @@ def run_stages(
         ],
         "images": job.batches.image_format(),
         "dead_by": "compaction",
-        "history": {"dense": to_plain(dense_result.history), "small": to_plain(small_result.history)},
+        "history": {name: to_plain(result.history) for name, result in results.items() if result is not None},
     }
     if isinstance(job.data, ImageSet) and outcomes is not None:
         write_text(job.out / "samples.json", json.dumps(samples(dense, small, job.data, outcomes)) + "\n")
@@ -219,6 +226,20 @@ def _grind(
     job.tell(f"small network: {in_epochs(settings.epochs)} to grind, {settings.heal} to heal")
     small = copy.deepcopy(dense)
     return small, job.fit("small", small, settings, teacher=teacher, steer=steer)
+
+
+def _train_from_scratch(job: Job, small: nn.Module, settings: Settings) -> Result:
+    """What the structure of the small network comes to without the large one."""
+    if finished := job.finished("scratch", small):
+        return finished[1]
+    job.tell(f"the small network from scratch: {in_epochs(settings.epochs)}")
+    return job.fit("scratch", fresh(small, settings.seed), settings)
+
+
+def _scratch(job: Job, result: Result) -> Scratch:
+    judged: Any = {"test_accuracy": None, "val_accuracy": None}
+    judged |= job.task.metric.keyed(val=result.val, test=result.test)
+    return Scratch(**judged, epochs=len(result.history), seconds=result.seconds)
 
 
 def _data_of_trial(data: ImageSet | Loaders) -> ImageSet | Loaders:

@@ -31,6 +31,7 @@ from quern.records._compression import (
     Request,
     SampleRow,
     Samples,
+    Scratch,
     StageSettings,
     TrainConfig,
     TrainRequest,
@@ -70,40 +71,14 @@ from quern.records._size import Size
 from quern.records._sparsity import LayerCounts, LayerSparsity, Sparsity
 from quern.records._training import Course, Epoch, Phase, Result
 
-__all__ = [
-    "ACCURACY",
-    "DATASETS",
-    "FAMILIES",
-    "FIGURE2",
-    "METHODS",
-    "NEURONS",
-    "PAPER",
-    "TABLE1",
-    "Answers",
-    "Begun",
-    "Budget",
-]
-__all__ += ["Chance", "Comparison", "CompressConfig", "CompressRequest", "Compression", "Course", "Dataset", "Deployed"]
-__all__ += ["Environment", "Epoch", "Family", "Histories", "LayerCounts", "LayerSizes", "LayerSparsity", "Method"]
-__all__ += [
-    "ImageFormat",
-    "Judged",
-    "Metric",
-    "Moduli",
-    "Network",
-    "PackedSize",
-    "Phase",
-    "Reached",
-    "Record",
-    "Request",
-    "Result",
-    "Run",
-    "SampleRow",
-    "Samples",
-]
-__all__ += ["Size", "Small", "Sparsity", "StageSettings", "TimingRow", "Timings", "TrainConfig", "TrainRequest"]
-__all__ += ["TrialRow", "Trials", "Verdict", "Written", "WrittenTerm", "Zeros", "check_known", "check_writable", "keep"]
-__all__ += ["read", "read_compression", "read_record", "record_path", "respelled", "without_penalty", "write"]
+__all__ = ["ACCURACY", "Answers", "Begun", "Budget", "Chance", "Comparison", "CompressConfig", "CompressRequest"]
+__all__ += ["DATASETS", "FAMILIES", "FIGURE2", "Compression", "Course", "Dataset", "Deployed", "Environment", "Epoch"]
+__all__ += ["METHODS", "Family", "Histories", "ImageFormat", "Judged", "LayerCounts", "LayerSizes", "LayerSparsity"]
+__all__ += ["NEURONS", "PAPER", "Method", "Metric", "Moduli", "Network", "PackedSize", "Phase", "Reached", "Record"]
+__all__ += ["Request", "Result", "Run", "SampleRow", "Samples", "Scratch", "Size", "Small", "Sparsity", "StageSettings"]
+__all__ += ["TABLE1", "TimingRow", "Timings", "TrainConfig", "TrainRequest", "TrialRow", "Trials", "Verdict", "Written"]
+__all__ += ["WrittenTerm", "Zeros", "check_known", "check_writable", "keep", "read", "read_compression", "read_record"]
+__all__ += ["record_path", "respelled", "without_penalty", "write"]
 
 
 def record_path(folder: Path, run: Run) -> Path:

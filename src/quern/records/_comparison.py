@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from quern.errors import TrainingError
-from quern.records._compression import Answers, Chance, Network, Verdict
+from quern.records._compression import Answers, Chance, Network, Scratch, Verdict
 from quern.records._metric import ACCURACY, Metric
 from quern.records.schema import to_plain
 
@@ -65,7 +65,8 @@ class Budget:
 class Comparison:
     """The dense network, the small one, and what the budget came to. Print it for the table. ``answers`` are what both
     got right on the same inputs, by class. ``chance`` is None, and ``answers`` empty, for records that do not
-    say, and where they were judged by another ``metric`` than accuracy."""
+    say, and where they were judged by another ``metric`` than accuracy. ``scratch`` is the small network's structure
+    trained from fresh weights, if that was asked for."""
 
     dense: Network
     small: Network
@@ -73,6 +74,7 @@ class Comparison:
     chance: Chance | None
     answers: tuple[Answers, ...]
     metric: Metric = field(default=ACCURACY, kw_only=True)
+    scratch: Scratch | None = field(default=None, kw_only=True)
 
     @property
     def useless(self) -> str | None:
@@ -123,6 +125,7 @@ class Comparison:
             "budget": to_plain(self.verdicts()),
             "chance": to_plain(self.chance),
             "answers": to_plain(self.answers),
+            "scratch": to_plain(self.scratch),
         }
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
@@ -140,6 +143,9 @@ class Comparison:
             *each, (low, high) = Answers.total(self.answers).intervals()
             intervals = [f"{100 * a:.2f} to {100 * b:.2f}" for a, b in each]
             table.add_row("its 95 % interval", *intervals, f"{100 * low:+.2f} to {100 * high:+.2f}")
+        if (scratch := self.scratch) is not None:
+            change = self.metric.change(small.value, scratch.value)
+            table.add_row(scratch.title, "", self.metric.text(scratch.value), change)
         rows: list[tuple[str, float, float, str]] = [
             ("neurons", dense.neurons, small.neurons, ",d"),
             ("parameters", dense.parameters, small.parameters, ",d"),

@@ -7,11 +7,12 @@ from dataclasses import astuple, dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from quern.records._experiments import DeadBy, Environment
-from quern.records._metric import Judged, Metric
+from quern.records._metric import Metric, Tested
 from quern.records._size import Size
 from quern.records._training import Epoch
 from quern.records.intervals import tango, wilson
 from quern.records.schema import Between, Count, Milliseconds, Positive, Seconds, Share, Text
+from quern.records.text import in_epochs
 
 Norm = Literal["none", "after_conv", "after_activation"]
 Side = Annotated[int, Between(1.0, 65536.0)]
@@ -52,6 +53,8 @@ class Stages(TypedDict):
     device: NotRequired[str]
     weight_decay: NotRequired[float]
     label_smoothing: NotRequired[float]
+    schedule: NotRequired[Text]
+    ema: NotRequired[float]
 
 
 class Request(TypedDict):
@@ -76,6 +79,7 @@ class CompressRequest(Request):
     loss: NotRequired[Text | None]
     metric: NotRequired[Text | None]
     lower_is_better: NotRequired[bool]
+    from_scratch: NotRequired[bool]
     penalty: list[dict[str, Any]] | None
     budget: dict[str, Any]
     stages: Stages
@@ -110,6 +114,7 @@ class StageSettings(TypedDict):
     small: dict[str, Any]
     budget: dict[str, Any]
     task: NotRequired[Task]
+    scratch: NotRequired[dict[str, Any]]
 
 
 class Begun(TypedDict):
@@ -132,7 +137,7 @@ class PackedSize:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network(Judged, Size):
+class Network(Tested, Size):
     """One column of the table: the network's size, and what it does. ``test_accuracy`` is None where there was nothing
     to test with; judged by a metric of the user's own, it has ``val_metric`` and ``test_metric`` in their place.
     ``latency_ms`` is the median time of onnxruntime for one input on one thread, ``seconds`` how long it was trained.
@@ -149,19 +154,21 @@ class Network(Judged, Size):
     test_metric: float | None = None
     val_metric: float | None = None
 
-    @property
-    def judged_by(self) -> str:
-        """The inputs that ``value`` is about."""
-        return "validation" if self._test is None else "test"
+
+@dataclass(frozen=True, kw_only=True)
+class Scratch(Tested):
+    """The small network's structure with fresh weights, after so many ``epochs`` without a penalty."""
+
+    epochs: Count
+    seconds: Seconds
+    test_accuracy: Share | None
+    val_accuracy: Share | None
+    test_metric: float | None = None
+    val_metric: float | None = None
 
     @property
-    def value(self) -> float:
-        """The accuracy, or the value of another metric."""
-        return self.val if self._test is None else self._test
-
-    @property
-    def _test(self) -> float | None:
-        return self.test_metric if self.val_accuracy is None else self.test_accuracy
+    def title(self) -> str:
+        return f"its structure from scratch, {in_epochs(self.epochs)}"
 
 
 @dataclass(frozen=True)
@@ -251,6 +258,7 @@ class LayerSizes:
 class Histories(TypedDict):
     dense: list[Epoch]
     small: list[Epoch]
+    scratch: NotRequired[list[Epoch]]
 
 
 class Compression(TypedDict):
@@ -265,6 +273,7 @@ class Compression(TypedDict):
     dead_by: NotRequired[DeadBy]
     budget: NotRequired[list[Verdict]]
     chance: NotRequired[Chance | None]
+    scratch: NotRequired[Scratch | None]
     answers: NotRequired[tuple[Answers, ...]]
     environment: NotRequired[Environment]
     command: NotRequired[Text | None]

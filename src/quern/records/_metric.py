@@ -66,3 +66,24 @@ class Judged:
         value = self.val_metric if self.val_accuracy is None else self.val_accuracy
         assert value is not None
         return value
+
+
+class Tested(Judged):
+    """Mixin: something that may also have been tested."""
+
+    test_accuracy: float | None
+    test_metric: float | None
+
+    @property
+    def judged_by(self) -> str:
+        """The inputs that ``value`` is about."""
+        return "validation" if self._test is None else "test"
+
+    @property
+    def value(self) -> float:
+        """The accuracy, or the value of another metric: of a test, if there was one."""
+        return self.val if self._test is None else self._test
+
+    @property
+    def _test(self) -> float | None:
+        return self.test_metric if self.val_accuracy is None else self.test_accuracy

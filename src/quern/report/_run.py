@@ -18,6 +18,7 @@ from quern.records import (
     Network,
     SampleRow,
     Samples,
+    Scratch,
     Verdict,
     read_compression,
     schema,
@@ -108,7 +109,7 @@ def read_run(folder: Path) -> RunPage:
     return RunPage(
         title=_title(record),
         summary=_summary(dense, small, total, metric),
-        table=_compared(dense, small, total, metric),
+        table=_compared(dense, small, record.get("scratch"), total, metric),
         lost=_lost(answers) if metric.percent else "",
         classes=_classes(answers) if answers else None,
         limits=tuple(record.get("budget", ())),
@@ -132,7 +133,7 @@ def _live(folder: Path, record: Compression) -> tuple[Live | None, str]:
         return None, f"The networks cannot be tried in this page: {visible(str(reason))}"
 
 
-def _compared(dense: Network, small: Network, total: Answers | None, metric: Metric) -> Table:
+def _compared(dense: Network, small: Network, scratch: Scratch | None, total: Answers | None, metric: Metric) -> Table:
     """Both networks next to each other."""
     first = (
         word(f"{small.judged_by} {metric.title}"),
@@ -143,6 +144,10 @@ def _compared(dense: Network, small: Network, total: Answers | None, metric: Met
     if total is not None:
         *each, difference = total.intervals()
         rows.append((word("its 95\u00a0% interval"), *(word(_span(one)) for one in each), word(_span(difference, "+"))))
+    if scratch is not None:
+        change = metric.change(small.value, scratch.value)
+        shown = Cell(metric.text(scratch.value), scratch.value), Cell(change, scratch.value - small.value)
+        rows.append((word(scratch.title), word(""), *shown))
     compared = [(name, digits, getattr(dense, key), getattr(small, key)) for key, name, digits in ROWS]
     if dense.packed is not None and small.packed is not None:
         for key, name, digits in PACKED_ROWS:
@@ -280,6 +285,7 @@ def _facts(record: Compression) -> tuple[tuple[str, tuple[tuple[str, str], ...]]
         ("Budget", {k: v for k, v in settings["budget"].items() if v is not None}),
         ("Training of the dense network", settings["dense"] or {}),
         ("Grinding and healing", settings["small"]),
+        ("The same from scratch", settings.get("scratch", {})),
         ("Program and machine", record.get("environment", {})),
         ("Data, SHA-256", record.get("sums", {})),
     )
