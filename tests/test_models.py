@@ -116,24 +116,27 @@ def test_custom_sizes() -> None:
 
 @given(
     build=st.sampled_from([models.small_qcnn, models.small_cnn]),
-    width=st.integers(4, 20),
+    quarter=st.integers(1, 4),
     depth=st.integers(1, 3),
     channels=st.sampled_from([1, 3]),
-    more=st.tuples(st.integers(0, 5), st.integers(0, 5)),
+    height=st.integers(1, 9),
+    width=st.integers(1, 9),
 )
-def test_small_networks_take_images_of_any_size(build, width: int, depth: int, channels: int, more: Any) -> None:
-    network = build(width, depth, classes=3, channels=channels).eval()
-    assert network(torch.randn(2, channels, 2**depth + more[0], 2**depth + more[1])).shape == (2, 3)
-    widest = [layer.out_channels for layer in network.modules() if isinstance(layer, qnn.QConv2d | nn.Conv2d)]
-    assert len([layer for layer in network if isinstance(layer, nn.MaxPool2d)]) == depth
-    assert widest == sorted(widest)
-    assert abs(widest[-1] - width * (3 + depth) / 4) <= 2
+def test_small_networks_take_images_of_any_size(
+    build, quarter: int, depth: int, channels: int, height: int, width: int
+) -> None:
+    network = build(4 * quarter, depth, classes=3, channels=channels).eval()
+    assert network(torch.randn(2, channels, height, width)).shape == (2, 3)
+    convolutions = [layer for layer in network.modules() if isinstance(layer, qnn.QConv2d | nn.Conv2d)]
+    pointwise = [layer.out_channels for layer in convolutions if layer.kernel_size == (1, 1)]
+    assert pointwise == [4 * quarter * stage for stage in (1, 2, 3) for _ in range(depth)]
+    assert sum(layer.stride == (2, 2) for layer in convolutions) == 2
 
 
 def test_small_networks_of_no_size() -> None:
-    for width, depth in ((3, 1), (8, 0)):
+    for width, depth in ((3, 1), (0, 1), (8, 0)):
         with pytest.raises(
-            ValueError, match=rf"^width is {width} and depth {depth}, but they must be at least 4 and 1\.$"
+            ValueError, match=rf"^width is {width} and depth {depth}, but width must be a positive multiple of 4, .*\.$"
         ):
             models.small_qcnn(width, depth)
     with pytest.raises(ValueError, match=r"^channels is 2, but it must be 3 \(RGB\) or 1 \(gray\)\.$"):

@@ -227,22 +227,30 @@ def _resnet20(conv: Conv, channels: int, widths: Sequence[int]) -> list[nn.Modul
     return [*layers, nn.AdaptiveAvgPool2d(1)]
 
 
-def _small(conv: Conv, channels: int, widths: Sequence[int]) -> list[nn.Module]:
-    layers, before = _stem(conv, channels, widths[0]), widths[0]
-    for width in widths:
-        layers.append(nn.MaxPool2d(2) if conv is nn.Conv2d else qnn.SplitMaxPool2d(2))
-        if width != before:
-            layers += [*_normed(conv(before, width, 3, 1, 1, bias=False), width), nn.ReLU()]
-        layers.append(_block(conv, width, width))
-        before = width
+def _separable(conv: Conv, before: int, width: int, stride: int) -> nn.Module:
+    """A depthwise 3x3 and a pointwise convolution, around which the input goes where it is of the same shape."""
+    groups = before // 4 if conv is qnn.QConv2d else before
+    depthwise, pointwise = (
+        conv(before, before, 3, stride, 1, groups=groups, bias=False),
+        conv(before, width, 1, bias=False),
+    )
+    body = nn.Sequential(*_normed(depthwise, before), nn.ReLU(), *_normed(pointwise, width))
+    if stride == 1 and before == width:
+        return Residual(body, nn.Identity())
+    return nn.Sequential(*body, nn.ReLU())
+
+
+def _small(conv: Conv, channels: int, width: int, depth: int) -> list[nn.Module]:
+    multiple = 4 if conv is qnn.QConv2d else 1
+    if depth < 1 or width < multiple or width % multiple:
+        whole = f"a positive multiple of {multiple}" if multiple > 1 else "positive"
+        raise ValueError(f"width is {width} and depth {depth}, but width must be {whole}, depth at least 1.")
+    layers, before = _stem(conv, channels, width), width
+    for stage in range(STAGES):
+        for block in range(depth):
+            layers.append(_separable(conv, before, (stage + 1) * width, 2 if stage > 0 and block == 0 else 1))
+            before = (stage + 1) * width
     return [*layers, nn.AdaptiveAvgPool2d(1)]
-
-
-def _widths(width: int, depth: int, multiple: int) -> list[int]:
-    """A quarter of ``width`` more at each of ``depth`` stages, rounded to multiples."""
-    if depth < 1 or width < multiple:
-        raise ValueError(f"width is {width} and depth {depth}, but they must be at least {multiple} and 1.")
-    return [multiple * round(width * (1 + stage / 4) / multiple) for stage in range(depth)]
 
 
 @_builder
@@ -258,24 +266,27 @@ def resnet20(widths: Sequence[int] = (8, 16, 32), classes: int = 10, channels: i
     return _finish(*_resnet20(nn.Conv2d, channels, widths), nn.Flatten(), nn.Linear(widths[-1], classes))
 
 
-@_builder
-def small_qcnn(width: int = 32, depth: int = 2, classes: int = 10, channels: int = 3) -> nn.Sequential:
-    """A network for small devices: images ``(batch, channels, height, width)``, RGB or gray, of any size from
-    ``2 ** depth`` pixels on, to ``classes`` moduli; 15,686 parameters.
+STAGES = 3  # of the networks for small devices
 
-    A convolution to ``width`` channels, then ``depth`` stages, each of a max-pooling, a convolution where the channels
-    become more (by a quarter of ``width`` a stage) and a residual block of two; quaternion batch normalisation behind
-    every convolution; global average pooling.
+
+@_builder
+def small_qcnn(width: int = 28, depth: int = 3, classes: int = 10, channels: int = 3) -> nn.Sequential:
+    """A network for small devices: images ``(batch, channels, height, width)``, RGB or gray, of any size, to
+    ``classes`` moduli; 13,641 parameters.
+
+    A convolution to ``width`` channels, then three stages of ``depth`` blocks at the whole, half and quarter size of
+    the image, with one, two and three times as many channels. A block is a depthwise 3x3 and a pointwise convolution,
+    with the input added where shapes allow; quaternion batch normalisation behind every convolution; global average
+    pooling.
     """
-    widths = _widths(width, depth, 4)
-    return _finish(*_small(qnn.QConv2d, channels, widths), *_quaternion_head(widths[-1], classes))
+    return _finish(*_small(qnn.QConv2d, channels, width, depth), *_quaternion_head(STAGES * width, classes))
 
 
 @_builder
-def small_cnn(width: int = 16, depth: int = 2, classes: int = 10, channels: int = 3) -> nn.Sequential:
+def small_cnn(width: int = 16, depth: int = 3, classes: int = 10, channels: int = 3) -> nn.Sequential:
     """The real-valued twin of :func:`small_qcnn`."""
-    widths = _widths(width, depth, 1)
-    return _finish(*_small(nn.Conv2d, channels, widths), nn.Flatten(), nn.Linear(widths[-1], classes))
+    layers = _small(nn.Conv2d, channels, width, depth)
+    return _finish(*layers, nn.Flatten(), nn.Linear(STAGES * width, classes))
 
 
 BUILDERS: dict[str, Callable[..., nn.Sequential]] = {

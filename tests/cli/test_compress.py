@@ -73,7 +73,9 @@ def test_json_is_all_on_standard_output_and_quiet_is_quiet(by_lambda: tuple[Path
     folder, out, err = by_lambda
     assert err == ""
     record = json.loads((folder / "record.json").read_text())
-    assert json.loads(out) == {key: record[key] for key in ("metric", "dense", "small", "budget", "chance", "answers")}
+    assert json.loads(out) == {
+        key: record[key] for key in ("metric", "dense", "small", "budget", "chance", "answers", "scratch")
+    }
     assert record["budget"] == []
     assert 0 < record["small"]["neurons"] < record["dense"]["neurons"]
 

@@ -55,6 +55,8 @@ of_budget = partial(typer.Option, rich_help_panel="Budget (default: --max-drop 1
 _DEFAULTS = {"epochs": 12, "grind": 6, "heal": 24, "lr": 2e-3, "batch": 100}
 _DIGITS = {"epochs": 20, "grind": 20, "heal": 60, "lr": 5e-3, "batch": 64}
 
+NETWORK = ("norm", "dropout", "width", "depth")  # options of quern's own networks
+
 _BY_COST = 0.5  # under --min-speedup
 
 
@@ -77,6 +79,8 @@ def compress(
         of_network(metavar="<norm>", help=NORM_HELP, show_default="after_conv, where the network takes it"),
     ] = None,
     dropout: _options.Dropout = None,
+    width: _options.Width = None,
+    depth: _options.Depth = None,
     start: Annotated[
         Path | None, of_network(help="A network that is trained already: a run's folder or a file of quern.")
     ] = None,
@@ -159,15 +163,16 @@ def compress(
         )
         sums = None
         if start is not None:
-            if epochs is not None or model is not None or norm is not None or dropout is not None:
-                raise TrainingError("--start has a trained network: leave out --epochs, --model, --norm and --dropout.")
+            for name in ("epochs", "model", *NETWORK):
+                if context.params[name] is not None:
+                    raise TrainingError(f"--start has a trained network: leave out --{name}.")
             config["stages"]["epochs"] = 0
     _compress(config, sums, out, quiet, json_)
 
 
 def _check_named(options: dict[str, Any]) -> None:
     """Options that say nothing of data or a network of the user's own are not left unused."""
-    unused = {"dataset": ("data_dir", "image_size", "gray", "batch"), "model": ("norm", "dropout")}
+    unused = {"dataset": ("data_dir", "image_size", "gray", "batch"), "model": NETWORK}
     for named, names in unused.items():
         for name in names if _named.is_named(options[named]) else ():
             if options[name] is not None:

@@ -60,6 +60,8 @@ Gray = Annotated[
     ),
 ]
 Dropout = Annotated[float | None, of_network(help="Dropout of the network.", show_default="the network's")]
+Width = Annotated[int | None, of_network(help="Channels of the first layer of a small_qcnn.", show_default="28")]
+Depth = Annotated[int | None, of_network(help="Blocks in each of its three stages.", show_default="3")]
 PenaltyNames = Annotated[list[str] | None, of_phases(help=f"{', '.join(PENALTIES)}; repeat it for a sum.")]
 _BY_COST = "Weigh zero quaternions by the multiply-adds they save, to this power, 0 to 1."
 ByCost = Annotated[float, of_phases(help=_BY_COST)]

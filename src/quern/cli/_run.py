@@ -44,7 +44,7 @@ def request_of_run(options: Mapping[str, Any]) -> Request:
 
     dataset, data_dir = options["dataset"], options["data_dir"]
     path = Path(dataset).exists() and dataset not in NAMES
-    network: Any = {name: options[name] for name in ("norm", "dropout") if options[name] is not None}
+    network: Any = {name: options[name] for name in ("norm", "dropout", "width", "depth") if options[name] is not None}
     return {
         "command": shlex.join(["quern", *sys.argv[1:]]),
         "dataset": str(Path(dataset).resolve()) if path else dataset,  # as it is known from any folder

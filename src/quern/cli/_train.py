@@ -49,6 +49,8 @@ def train(
     ] = None,
     norm: Annotated[_options.NormName | None, of_network(metavar="<norm>", help=NORM_HELP, show_default="none")] = None,
     dropout: _options.Dropout = None,
+    width: _options.Width = None,
+    depth: _options.Depth = None,
     out: Annotated[Path | None, of_run(help="Folder of the run, a new one unless --resume.")] = None,
     resume: Annotated[bool, of_run("--resume", help="Go on with the run in --out, with its own settings.")] = False,
     penalty: _options.PenaltyNames = None,

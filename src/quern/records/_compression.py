@@ -35,6 +35,8 @@ class Options(TypedDict, total=False):
 
     norm: Norm
     dropout: Share
+    width: Side
+    depth: Side
 
 
 class Stages(TypedDict):
