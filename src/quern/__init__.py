@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         sparsity,
         testing,
         train,
+        zoo,
     )
     from quern.convert import from_orkis, quaternionize
     from quern.pipeline import compress
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["algebra", "bench", "compact", "compress", "convert", "data", "errors", "export", "from_orkis", "functional"]
 __all__ += ["graph", "io", "models", "nn", "optim", "paper", "penalties", "pipeline", "quaternionize", "records"]
-__all__ += ["report", "runtime", "sparsity", "testing", "train"]
+__all__ += ["report", "runtime", "sparsity", "testing", "train", "zoo"]
 
 _FUNCTIONS = {"compress": "quern.pipeline", "from_orkis": "quern.convert", "quaternionize": "quern.convert"}
 

@@ -106,6 +106,10 @@ class TrainingError(QuernError):
     """A training cannot start or go on."""
 
 
+class ZooError(QuernError):
+    """A network that is not in the zoo."""
+
+
 class FoldingError(QuernError):
     """A normalisation cannot be folded."""
 

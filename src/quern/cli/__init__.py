@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import quern
-from quern.cli import _bench, _compact, _compress, _data, _export, _report, _reproduce, _show, _train, _tune
+from quern.cli import _bench, _compact, _compress, _data, _export, _report, _reproduce, _show, _train, _tune, _zoo
 from quern.cli._console import err_console, say, warnings_as_sentences
 from quern.cli._help import Command, Group
 from quern.errors import QuernError, Stopped
@@ -38,6 +38,7 @@ for _function, _examples in (
 ):
     app.command(cls=Command, epilog=_examples)(_function)
 app.add_typer(_data.app, name="data")
+app.add_typer(_zoo.app, name="zoo")
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quern import zoo
 from quern.cli import _named, _options, _run
 from quern.cli._console import err_console, out_console, say
 from quern.cli._folder import is_compressed
@@ -82,7 +83,7 @@ def compress(
     width: _options.Width = None,
     depth: _options.Depth = None,
     start: Annotated[
-        Path | None, of_network(help="A network that is trained already: a run's folder or a file of quern.")
+        Path | None, of_network(help="A network that is trained already: a run's folder, a file of quern, or zoo:NAME.")
     ] = None,
     loss: Annotated[
         str | None,
@@ -152,7 +153,7 @@ def compress(
         given: Any = {**defaults, **{name: value for name, value in stages.items() if value is not None}}
         config = CompressRequest(
             **_run.request_of_run(context.params),
-            start=str(start.resolve()) if start else None,
+            start=None if start is None else str(start if str(start).startswith(zoo.PREFIX) else start.resolve()),
             loss=loss,
             metric=metric,
             lower_is_better=lower_is_better,

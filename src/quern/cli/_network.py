@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quern import zoo
 from quern._files import foreign_kind
 from quern.cli._console import Fetching, err_console, say
 from quern.cli._folder import how_to_go_on
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def network_file(path: Path) -> Path:
-    """A run's folder stands for its network."""
+    """A run's folder stands for its network, and ``zoo:NAME`` for one that comes with quern."""
+    if str(path).startswith(zoo.PREFIX):
+        return zoo.path_of(str(path).removeprefix(zoo.PREFIX), ".safetensors")
     if not path.is_dir():
         if kind := foreign_kind(path):
             raise QuernError(f"{path} is {kind}: give a network as a .safetensors file of quern, or a run's folder.")

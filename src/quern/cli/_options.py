@@ -82,7 +82,9 @@ Device = Annotated[str, of_machine(help="cpu, cuda, ...")]
 Threads = Annotated[int | None, of_machine(help="CPU threads.", show_default="all cores")]
 
 # Of compact, export and bench.
-ModelFile = Annotated[Path, typer.Argument(help="A network: the folder of a run, or a .safetensors file of quern.")]
+ModelFile = Annotated[
+    Path, typer.Argument(help="A network: the folder of a run, a .safetensors file of quern, or zoo:NAME.")
+]
 DatasetToCheck = Annotated[
     str | None, typer.Option(help="Images to check with.", show_default="what it was trained on, if that is here")
 ]
