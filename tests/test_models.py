@@ -1,7 +1,6 @@
 """The networks: sizes as in the paper, twins of equal size, layouts, and that they can learn."""
 
 import shutil
-from typing import Any
 
 import pytest
 import torch
