@@ -126,7 +126,9 @@ def test_small_networks_take_images_of_any_size(
 ) -> None:
     network = build(4 * quarter, depth, classes=3, channels=channels).eval()
     assert network(torch.randn(2, channels, height, width)).shape == (2, 3)
-    convolutions = [layer for layer in network.modules() if isinstance(layer, qnn.QConv2d | nn.Conv2d)]
+    convolutions = [
+        layer for layer in network.modules() if isinstance(layer, qnn.QConv2d | qnn.SplitConv2d | nn.Conv2d)
+    ]
     pointwise = [layer.out_channels for layer in convolutions if layer.kernel_size == (1, 1)]
     assert pointwise == [4 * quarter * stage for stage in (1, 2, 3) for _ in range(depth)]
     assert sum(layer.stride == (2, 2) for layer in convolutions) == 2

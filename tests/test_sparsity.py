@@ -255,6 +255,7 @@ COUNTED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv1d": (lambda: qnn.QConv1d(8, 12, 3), (8, 9)),
     "conv2d, strides and padding": (lambda: qnn.QConv2d(8, 12, (3, 2), (2, 1), (1, 0)), (8, 7, 6)),
     "conv2d, groups": (lambda: qnn.QConv2d(16, 8, 3, groups=2), (16, 5, 5)),
+    "split conv2d": (lambda: qnn.SplitConv2d(16, 3, 2, 1), (16, 7, 6)),
     "conv2d, dilation": (lambda: qnn.QConv2d(4, 8, 3, dilation=2, padding="same"), (4, 6, 5)),
     "conv2d, colour": (lambda: qnn.QConv2d(3, 8, 3, input_parts="ijk"), (3, 6, 6)),
     "conv3d": (lambda: qnn.QConv3d(4, 8, 2, padding=1), (4, 3, 4, 5)),

@@ -229,12 +229,12 @@ def _resnet20(conv: Conv, channels: int, widths: Sequence[int]) -> list[nn.Modul
 
 def _separable(conv: Conv, before: int, width: int, stride: int) -> nn.Module:
     """A depthwise 3x3 and a pointwise convolution, around which the input goes where it is of the same shape."""
-    groups = before // 4 if conv is qnn.QConv2d else before
-    depthwise, pointwise = (
-        conv(before, before, 3, stride, 1, groups=groups, bias=False),
-        conv(before, width, 1, bias=False),
-    )
-    body = nn.Sequential(*_normed(depthwise, before), nn.ReLU(), *_normed(pointwise, width))
+    pointwise = conv(before, width, 1, bias=False)
+    if conv is qnn.QConv2d:
+        depthwise, norm = qnn.SplitConv2d(before, 3, stride, 1, bias=False), qnn.QBatchNorm2d(before)
+    else:
+        depthwise, norm = nn.Conv2d(before, before, 3, stride, 1, groups=before, bias=False), nn.BatchNorm2d(before)
+    body = nn.Sequential(depthwise, norm, nn.ReLU(), *_normed(pointwise, width))
     if stride == 1 and before == width:
         return Residual(body, nn.Identity())
     return nn.Sequential(*body, nn.ReLU())
@@ -275,9 +275,9 @@ def small_qcnn(width: int = 28, depth: int = 3, classes: int = 10, channels: int
     ``classes`` moduli; 13,641 parameters.
 
     A convolution to ``width`` channels, then three stages of ``depth`` blocks at the whole, half and quarter size of
-    the image, with one, two and three times as many channels. A block is a depthwise 3x3 and a pointwise convolution,
-    with the input added where shapes allow; quaternion batch normalisation behind every convolution; global average
-    pooling.
+    the image, with one, two and three times as many channels. A block is a depthwise 3x3 convolution of each component
+    by itself and a pointwise one of quaternions, with the input added where shapes allow; quaternion batch
+    normalisation behind every convolution; global average pooling.
     """
     return _finish(*_small(qnn.QConv2d, channels, width, depth), *_quaternion_head(STAGES * width, classes))
 

@@ -57,6 +57,8 @@ def test_the_same_command_gives_the_same_weights(straight: tuple[Path, str, str]
 @pytest.mark.slow
 def test_killed_at_random_moments_and_resumed_is_never_killed(straight: tuple[Path, str, str], tmp_path: Path) -> None:
     folder, moments = tmp_path / "run", random.Random(0)
+    lines = (straight[0] / "history.jsonl").read_text().splitlines()
+    epoch = min(json.loads(line)["seconds"] for line in lines)  # on this machine, so that it is killed in the middle
     kills = 0
     for attempt in range(40):
         resume = (folder / "config.json").exists()
@@ -70,7 +72,7 @@ def test_killed_at_random_moments_and_resumed_is_never_killed(straight: tuple[Pa
             if now != before or (attempt == 0 and (folder / "config.json").exists()):
                 break
             time.sleep(0.002)
-        time.sleep(moments.uniform(0, 0.4))
+        time.sleep(moments.uniform(0, epoch))
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             kills += 1

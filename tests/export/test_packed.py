@@ -75,6 +75,7 @@ class First(nn.Module):
 _REFUSED = {
     "linear_vector": "batch of two",
     "conv2d_unbatched": "batch of two",
+    "split_conv2d_unbatched": "batch of two",
     "conv3d": "volumes",
     "conv_transpose3d": "volumes",
     "batch_norm2d_untracked": "depends on the batch",

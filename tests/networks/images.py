@@ -63,6 +63,14 @@ class Images:
             **more,
         )
 
+    def split(self, inner: int, out: int, keep: bool) -> nn.Module:
+        rng = self.rng
+        assert inner == out
+        options: dict[str, Any] = {"bias": rng.random() < 0.7, "padding": "same", "kernel_size": rng.choice((1, 2, 3))}
+        if not keep and rng.random() < 0.5:
+            options |= {"padding": rng.choice((0, 1, "valid")), "stride": rng.choice((1, 2)), "kernel_size": (1, 3)}
+        return qnn.SplitConv2d(4 * inner, padding_mode=rng.choice(("zeros", "zeros", "circular")), **options)
+
     def norm(self, width: int) -> nn.Module:
         rng = self.rng
         kinds: list[Callable[[], nn.Module]] = [
@@ -120,6 +128,8 @@ class Images:
     def stage(self, inner: int, out: int, keep: bool) -> nn.Module:
         rng = self.rng
         conv = self.conv if rng.random() < 0.8 else self.transposed
+        if inner == out and self.space == 2 and rng.random() < 0.3:
+            conv = self.split
         layers = [self.norm(out), self.bend(out)]
         rng.shuffle(layers)
         if rng.random() < 0.3:

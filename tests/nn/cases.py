@@ -82,6 +82,22 @@ def real_conv(layer: Any, x: Tensor) -> Tensor:
     return like(y if batched else y[0], x)
 
 
+def real_split_conv(layer: Any, x: Tensor) -> Tensor:
+    """Component by component and channel by channel: a convolution of one channel with one filter."""
+    batched = x if x.dim() == 4 else x.unsqueeze(0)
+    if layer.padding_mode != "zeros":
+        vertical, horizontal = layer.padding
+        batched = nn.functional.pad(batched, (horizontal, horizontal, vertical, vertical), mode=layer.padding_mode)
+    filters = layer.weight.reshape(-1, 1, 1, *layer.kernel_size)
+    shifts = [None] * len(filters) if layer.bias is None else layer.bias.reshape(-1, 1)
+    padding = layer.padding if layer.padding_mode == "zeros" else 0  # a word is torch's own
+    channels = [
+        nn.functional.conv2d(channel.unsqueeze(1), one, shift, layer.stride, padding, layer.dilation)
+        for channel, one, shift in zip(batched.unbind(1), filters, shifts, strict=True)
+    ]
+    return torch.cat(channels, 1).reshape(*x.shape[:-2], *channels[0].shape[2:])
+
+
 def real_conv_transpose(layer: Any, x: Tensor) -> Tensor:
     bias = None if layer.bias is None else array(layer.bias)
     weight, g = array(layer.weight), layer
@@ -328,6 +344,14 @@ CASES = [
     case("conv2d_reflect", qnn.QConv2d, (4, 8, 3), (2, 4, 5, 6), real_conv, padding=(1, 2), padding_mode="reflect"),
     case("conv2d_circular", qnn.QConv2d, (4, 8, 2), (2, 4, 5, 5), real_conv, padding="same", padding_mode="circular"),
     case("conv2d_replicate", qnn.QConv2d, (4, 8, 3), (2, 4, 5, 5), real_conv, padding=2, padding_mode="replicate"),
+    case("split_conv2d", qnn.SplitConv2d, (12, 3), (2, 12, 6, 5), real_split_conv, padding=(1, 0), stride=(1, 2)),
+    case("split_conv2d_unbatched", qnn.SplitConv2d, (8, (1, 3)), (8, 6, 5), real_split_conv, dilation=2, bias=False),
+    case("split_conv2d_same", qnn.SplitConv2d, (8, 3), (2, 8, 6, 5), real_split_conv, padding="same"),
+    case(
+        *("split_conv2d_reflect", qnn.SplitConv2d, (8, 3), (2, 8, 6, 5), real_split_conv),
+        padding=1,
+        padding_mode="reflect",
+    ),
     case("conv2d_wide", qnn.QConv2d, (64, 64, 1), (2, 64, 3, 3), real_conv),
     case("conv3d", qnn.QConv3d, (8, 4, 2), (2, 8, 3, 4, 3), real_conv, padding=(0, 1, 0)),
     case("conv_transpose1d", qnn.QConvTranspose1d, (8, 4, 3), (2, 8, 4), real_conv_transpose, stride=2),

@@ -35,7 +35,8 @@ from quern.functional.weight_cache import WeightCache, cached
 
 __all__ = ["batch_norm", "cat", "channel_shuffle", "chunk", "conv", "conv_transpose", "dropout", "encode_gray"]
 __all__ += ["encode_rgb", "group_norm", "layer_norm", "linear", "max_pool", "mod_relu", "modulus", "pixel_shuffle"]
-__all__ += ["pixel_unshuffle", "reshape", "slice_channels", "split_channels", "split_max_pool2d", "whiten"]
+__all__ += ["pixel_unshuffle", "reshape", "slice_channels", "split_channels", "split_conv2d", "split_max_pool2d"]
+__all__ += ["whiten"]
 
 
 def _full_precision(x: Tensor) -> bool:
@@ -170,23 +171,59 @@ def conv(
     # A word may pad the input first, and a list may be another one next time.
     plain = all(type(option) in (int, tuple) for option in (stride, padding, dilation))
     space = weight.dim() - 3
-    dilation = tuple_of(dilation, space)
-    check_padding(padding, tuple_of(stride, space))
-    if padding == "valid":
-        padding = 0
-    elif isinstance(padding, str):
-        sides = same_padding(weight.shape[3:], dilation)
-        padding = [near for near, _ in sides]
-        if any(far > near for near, far in sides):  # the convolution itself pads both sides alike
-            x = F.pad(x, [more for near, far in reversed(sides) for more in (0, far - near)])
+    x, padding = _in_numbers(x, weight, stride, padding, dilation)
     geometry = Geometry(
         stride=tuple_of(stride, space),
-        padding=tuple_of(padding, space),
-        dilation=dilation,
+        padding=padding,
+        dilation=tuple_of(dilation, space),
         groups=groups,
         output_padding=(0,) * space,
     )
     return _convolve(x, weight, bias, geometry, input_parts, cache, options if plain else None)
+
+
+def _in_numbers(
+    x: Tensor,
+    weight: Tensor,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int] | str,
+    dilation: int | Sequence[int],
+) -> tuple[Tensor, tuple[int, ...]]:
+    """``padding`` in numbers if it is a word, and ``x`` padded where these are not the same on both sides."""
+    space = weight.dim() - 3
+    check_padding(padding, tuple_of(stride, space))
+    if not isinstance(padding, str):
+        return x, tuple_of(padding, space)
+    sides = [(0, 0)] * space
+    if padding == "same":
+        sides = same_padding(weight.shape[3:], tuple_of(dilation, space))
+    if any(far > near for near, far in sides):  # the convolution itself pads both sides alike
+        x = F.pad(x, [more for near, far in reversed(sides) for more in (0, far - near)])
+    return x, tuple(near for near, _ in sides)
+
+
+def split_conv2d(
+    x: Float[Tensor, "... channels height width"],
+    weight: Float[Tensor, "4 n 1 h w"],
+    bias: Float[Tensor, "4 n"] | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+) -> Float[Tensor, "..."]:
+    r"""Each component of each channel with a filter of its own: :math:`y_{nc} = w_{nc} \star x_{nc} + b_{nc}`.
+
+    ``x`` is ``(batch, 4*n, height, width)``, with or without the batch. The channels are as they lie real ones, and so
+    it is torch's depthwise convolution.
+    """
+    channels = 4 * weight.shape[1]
+    if x.dim() not in (3, 4) or x.shape[-3] != channels:
+        raise ValueError(
+            f"a depthwise convolution of {channels} real channels takes (batch, {channels}, height, width) or "
+            f"({channels}, height, width), but the input's shape is {tuple(x.shape)}."
+        )
+    x, padding = _in_numbers(x, weight, stride, padding, dilation)
+    options: Any = (stride, padding, dilation)
+    return F.conv2d(x, weight.flatten(0, 1), None if bias is None else bias.flatten(), *options, groups=channels)
 
 
 def conv_transpose(

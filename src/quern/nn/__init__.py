@@ -3,7 +3,15 @@
 from quern.functional import cat, encode_gray, encode_rgb
 from quern.nn import init
 from quern.nn._attention import QMultiheadAttention
-from quern.nn._conv import QConv1d, QConv2d, QConv3d, QConvTranspose1d, QConvTranspose2d, QConvTranspose3d
+from quern.nn._conv import (
+    QConv1d,
+    QConv2d,
+    QConv3d,
+    QConvTranspose1d,
+    QConvTranspose2d,
+    QConvTranspose3d,
+    SplitConv2d,
+)
 from quern.nn._dropout import QDropout, QDropout2d
 from quern.nn._embedding import QEmbedding
 from quern.nn._linear import QLinear
@@ -22,5 +30,5 @@ __all__ = ["QGRU", "QLSTM", "QRNN", "Modulus", "QBatchNorm1d", "QBatchNorm2d", "
 __all__ += ["QConv3d", "QConvTranspose1d", "QConvTranspose2d", "QConvTranspose3d", "QDropout", "QDropout2d"]
 __all__ += ["QTransformerDecoder", "QTransformerDecoderLayer", "QTransformerEncoder", "QTransformerEncoderLayer"]
 __all__ += ["QEmbedding", "QGroupNorm", "QLayerNorm", "QLinear", "QMaxPool1d", "QMaxPool2d", "QMaxPool3d", "QModReLU"]
-__all__ += ["QMultiheadAttention", "QWhiteningBatchNorm2d", "SplitMaxPool2d", "cat", "encode_gray", "encode_rgb"]
-__all__ += ["init"]
+__all__ += ["QMultiheadAttention", "QWhiteningBatchNorm2d", "SplitConv2d", "SplitMaxPool2d", "cat", "encode_gray"]
+__all__ += ["encode_rgb", "init"]

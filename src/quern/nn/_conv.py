@@ -265,6 +265,49 @@ class QConv3d(_QConv):
     space = 3
 
 
+class SplitConv2d(_QConv):
+    r"""Depthwise convolution of each component by itself over ``(batch, channels, height, width)``:
+
+    .. math:: y_{nc} = w_{nc} \star x_{nc} + b_{nc}, \qquad c \in \{r, i, j, k\}
+
+    with one filter for each of the 4 components :math:`c` of each quaternion channel :math:`n`. It has the weights of a
+    depthwise :class:`QConv2d` and a fourth of its multiplications; what is left out, products between components, is
+    the work of the pointwise convolution that follows. Parameters: ``weight (4, channels/4, 1, height, width)``, ``bias
+    (4, channels/4)``.
+    """
+
+    space = 2
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        groups = max(1, channels // 4)
+        super().__init__(
+            channels, channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype
+        )
+
+    def reset_parameters(self) -> None:
+        init.he_(self.weight, 1)  # an output component looks at one component
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, input: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = TF.pad(input, self._both_sides(), mode=self.padding_mode)
+            padding = 0
+        return F.split_conv2d(input, self.weight, self.bias, self.stride, padding, self.dilation)
+
+
 class QConvTranspose1d(_QConvTranspose):
     """Quaternion transposed convolution over ``(batch, in_channels, length)``; arguments as in torch's.
 

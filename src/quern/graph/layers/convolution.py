@@ -99,17 +99,7 @@ class Convolution(Linear):
             return writer.call(name, lambda: layer, input, **more)
         kinds = _REAL[3:] if layer.transposed else _REAL[:3]
         kind, groups = kinds[layer.space - 1], layer.groups
-        names = ("kernel_size", "stride", "dilation", "padding_mode", "padding")
-        options = {name: getattr(layer, name) for name in names}
-        beyond: list[int] = []
-        if layer.transposed:
-            options["output_padding"] = layer.output_padding
-        elif layer.padding == "same" and layer.padding_mode == "zeros":
-            # In numbers, because torch warns where the two sides of the word differ.
-            sides = same_padding(layer.kernel_size, layer.dilation)
-            options["padding"] = tuple(near for near, _ in sides)
-            if any(far > near for near, far in sides):
-                beyond = [more for near, far in reversed(sides) for more in (0, far - near)]
+        options, beyond = self._geometry(layer)
         layout = weight_layout(layer.weight) or torch.contiguous_format
         sizes = (layer.in_channels, layer.out_channels)
 
@@ -133,6 +123,21 @@ class Convolution(Linear):
         ones = input.new_ones((1, 1, *(input.shape[axis] for axis in range(-layer.space, 0))))
         ones = TF.pad(ones, beyond) if beyond else ones
         return y + writer.call(writer.beside(name, "constant"), build_constant, ones, **more)
+
+    def _geometry(self, layer: Any) -> tuple[dict[str, Any], list[int]]:
+        """The options of the real layer, and what its input has to be padded with before."""
+        names = ("kernel_size", "stride", "dilation", "padding_mode", "padding")
+        options = {name: getattr(layer, name) for name in names}
+        beyond: list[int] = []
+        if layer.transposed:
+            options["output_padding"] = layer.output_padding
+        elif layer.padding == "same" and layer.padding_mode == "zeros":
+            # In numbers, because torch warns where the two sides of the word differ.
+            sides = same_padding(layer.kernel_size, layer.dilation)
+            options["padding"] = tuple(near for near, _ in sides)
+            if any(far > near for near, far in sides):
+                beyond = [more for near, far in reversed(sides) for more in (0, far - near)]
+        return options, beyond
 
     functions = (torch.conv1d, torch.conv2d, torch.conv3d)
     functions += (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
@@ -230,6 +235,38 @@ class Convolution(Linear):
         return work
 
 
+class SplitConvolution(Convolution):
+    """A depthwise convolution of each component by itself: a group for each quaternion channel, and of the products of
+    two quaternions the four of equal components."""
+
+    packs = False  # as the real one that it is
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.holds_borders = False
+
+    def pushed(self, layer: Any, numbers: Tensor) -> Tensor:
+        return (self.seen(layer)(layer.weight.double()) * self._by_row(layer, numbers)).sum(2)
+
+    def resize(self, layer: Any, plan: LayerPlan) -> None:
+        super().resize(layer, plan)
+        layer.groups = len(plan.left[1])
+
+    def to_real(self, writer: Writer, name: str, layer: Any, input: Any, output_size: Any = None) -> Any:
+        options, beyond = self._geometry(layer)
+
+        def build() -> nn.Module:
+            weight = layer.weight.detach().flatten(0, 1)
+            bias = None if layer.bias is None else layer.bias.flatten()
+            channels = layer.in_channels
+            return real_layer(nn.Conv2d, channels, channels, weight=weight, bias=bias, groups=channels, **options)
+
+        return writer.call(name, build, TF.pad(input, beyond) if beyond else input)
+
+    def work(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> list[Work]:
+        return [(weight, positions, 1) for weight, positions, _ in super().work(layer, args, kwargs, output)]
+
+
 def _groups(layer: Any, plan: LayerPlan) -> tuple[Tensor, Tensor, Tensor]:
     """Which groups stay, and of each the inputs and outputs that stay, counted within it."""
     sides: list[dict[int, list[int]]] = []
@@ -249,3 +286,4 @@ for _kind in _REAL:
     register(_kind, Convolution(1))
 for _kind in _QUATERNION:
     register(_kind, Convolution(4))
+register(qnn.SplitConv2d, SplitConvolution())

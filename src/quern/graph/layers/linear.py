@@ -27,6 +27,8 @@ class Linear(OneToOne):
 
     def __init__(self, components: int) -> None:
         self.components = components
+        # Whether what constant inputs do next to zero padding can be kept, as the layer's ``constant``.
+        self.holds_borders = components == 4
 
     def parts(self, layer: Any) -> int:
         """How many real numbers an input channel of the weight is."""
@@ -80,7 +82,7 @@ class Linear(OneToOne):
         def edges() -> Tensor:
             return self.edges(layer).unflatten(1, (-1, units)).any(1)
 
-        absorbs = self.components == 4 or not uneven
+        absorbs = self.holds_borders or not uneven
         return reader.facts.weighted(
             call.name, layer, value, call.out, edges, axis=axis, parts=self.components, absorbs=absorbs, uneven=uneven
         )
@@ -116,7 +118,7 @@ class Linear(OneToOne):
         kernel = getattr(layer, "kernel_size", ())
         weight = self.stored(layer)(torch.empty(self.components, outs, ins, *kernel, device="meta"))
         shapes: dict[str, Shape] = {"weight": tuple(weight.shape)}
-        at_borders = self.components == 4 and self.pads(layer)
+        at_borders = self.holds_borders and self.pads(layer)
         if layer.bias is not None or (constants and not at_borders):
             shapes["bias"] = (4, outs) if self.components == 4 else (outs,)
         if getattr(layer, "constant", None) is not None or (constants and at_borders):
@@ -133,7 +135,7 @@ class Linear(OneToOne):
         looks = torch.ones(numbers.shape[1], dtype=torch.bool)
         looks[columns] = False
         pushed = self.pushed(layer, numbers)
-        if self.components == 4 and self.pads(layer):
+        if self.holds_borders and self.pads(layer):
             add_parameter(layer, "constant", pushed.unsqueeze(2), layer.weight)
         else:
             shift = _over_kernel(pushed)
