@@ -17,8 +17,8 @@ from pathlib import Path
 
 from quern import _native
 
-# xor ecx, ecx; xgetbv, whose answer is in eax. In its place: xor ecx, ecx; push 7; pop rax, which are as many bytes. The
-# bits of 7 are the registers of x87, SSE and AVX.
+# xor ecx, ecx; xgetbv, whose answer is in eax. In its place: xor ecx, ecx; push 7; pop rax, which are as many bytes.
+# The bits of 7 are the registers of x87, SSE and AVX.
 ASKS, ANSWERS = bytes.fromhex("31c9 0f01d0"), bytes.fromhex("31c9 6a0758")
 
 
