@@ -328,7 +328,7 @@ def test_a_layer_is_a_network(one: nn.Module, inputs: tuple[Any, ...]) -> None:
 def test_fresh_networks_are_all_alive(name: str) -> None:
     model = models.BUILDERS[name]()
     gone = dead(model, *shape_of(name))
-    kinds = (qnn.QLinear, qnn.QConv2d, nn.Linear, nn.Conv2d)
+    kinds = (qnn.QLinear, qnn.QConv2d, qnn.SplitConv2d, nn.Linear, nn.Conv2d)
     assert gone == {n: [] for n, m in model.named_modules() if isinstance(m, kinds)}
 
 
