@@ -1,4 +1,4 @@
-"""The paper's networks, one for 8x8 digits, and residual ones for images of any size: plain functions that return
+"""The paper's networks, one for 8x8 digits, and others for images of any size: plain functions that return
 ``nn.Module``.
 
 Each takes raw images (the first layer knows their components), ends in real class scores, and has a real-valued twin of
@@ -227,17 +227,14 @@ def _resnet20(conv: Conv, channels: int, widths: Sequence[int]) -> list[nn.Modul
     return [*layers, nn.AdaptiveAvgPool2d(1)]
 
 
-def _separable(conv: Conv, before: int, width: int, stride: int) -> nn.Module:
-    """A depthwise 3x3 and a pointwise convolution, around which the input goes where it is of the same shape."""
+def _separable(conv: Conv, before: int, width: int, stride: int) -> list[nn.Module]:
+    """A depthwise 3x3 and a pointwise convolution."""
     pointwise = conv(before, width, 1, bias=False)
     if conv is qnn.QConv2d:
         depthwise, norm = qnn.SplitConv2d(before, 3, stride, 1, bias=False), qnn.QBatchNorm2d(before)
     else:
         depthwise, norm = nn.Conv2d(before, before, 3, stride, 1, groups=before, bias=False), nn.BatchNorm2d(before)
-    body = nn.Sequential(depthwise, norm, nn.ReLU(), *_normed(pointwise, width))
-    if stride == 1 and before == width:
-        return Residual(body, nn.Identity())
-    return nn.Sequential(*body, nn.ReLU())
+    return [depthwise, norm, nn.ReLU(), *_normed(pointwise, width), nn.ReLU()]
 
 
 def _small(conv: Conv, channels: int, width: int, depth: int) -> list[nn.Module]:
@@ -248,7 +245,7 @@ def _small(conv: Conv, channels: int, width: int, depth: int) -> list[nn.Module]
     layers, before = _stem(conv, channels, width), width
     for stage in range(STAGES):
         for block in range(depth):
-            layers.append(_separable(conv, before, (stage + 1) * width, 2 if stage > 0 and block == 0 else 1))
+            layers += _separable(conv, before, (stage + 1) * width, 2 if stage > 0 and block == 0 else 1)
             before = (stage + 1) * width
     return [*layers, nn.AdaptiveAvgPool2d(1)]
 
@@ -276,8 +273,8 @@ def small_qcnn(width: int = 28, depth: int = 3, classes: int = 10, channels: int
 
     A convolution to ``width`` channels, then three stages of ``depth`` blocks at the whole, half and quarter size of
     the image, with one, two and three times as many channels. A block is a depthwise 3x3 convolution of each component
-    by itself and a pointwise one of quaternions, with the input added where shapes allow; quaternion batch
-    normalisation behind every convolution; global average pooling.
+    by itself and a pointwise one of quaternions; quaternion batch normalisation and ReLU behind every convolution;
+    global average pooling. Nothing is added around a block, so that every neuron can be removed by itself.
     """
     return _finish(*_small(qnn.QConv2d, channels, width, depth), *_quaternion_head(STAGES * width, classes))
 
