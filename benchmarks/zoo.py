@@ -118,6 +118,28 @@ def make(name: str) -> zoo.Card:
     return card
 
 
+def table() -> str:
+    """The cards as docs/zoo.md has them."""
+    heads = (
+        "network",
+        "parameters",
+        "test accuracy",
+        "95 % interval",
+        "packed bytes",
+        "flash",
+        "memory",
+        "instructions",
+    )
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    for card in map(zoo.card, zoo.names()):
+        low, high = card.interval
+        cells = [card.name, f"{card.parameters:,}", f"{100 * card.packed_accuracy:.2f} %"]
+        cells += [f"{100 * low:.2f} to {100 * high:.2f}", f"{card.packed_bytes:,}"]
+        cells += [f"{card.board.flash:,}", f"{card.board.ram:,}", f"{card.board.instructions / 1e6:.2f} million"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=sorted(path.name for path in RUNS.iterdir() if path.is_dir()))
@@ -125,6 +147,7 @@ def main() -> None:
     OUT.mkdir(exist_ok=True)
     for name in parser.parse_args().names:
         print(make(name), flush=True)
+    print(table())  # for docs/zoo.md
 
 
 if __name__ == "__main__":

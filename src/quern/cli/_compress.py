@@ -14,7 +14,7 @@ from quern import zoo
 from quern.cli import _named, _options, _run
 from quern.cli._console import err_console, out_console, say
 from quern.cli._folder import is_compressed
-from quern.cli._network import network_file
+from quern.cli._network import load_network
 from quern.cli._options import MODELS, NORM_HELP, of_network, of_phases, of_run, of_steps
 from quern.errors import TrainingError
 from quern.records import Budget, CompressConfig, CompressRequest, schema
@@ -223,7 +223,6 @@ def _compress(config: CompressRequest, sums: dict[str, str] | None, out: Path, q
     """With ``sums``, those of the data it was begun with, a run goes on."""
     import torch
 
-    from quern import io
     from quern._size import size_of
     from quern.bench.machine import facts
     from quern.data import ImageSet
@@ -255,7 +254,7 @@ def _compress(config: CompressRequest, sums: dict[str, str] | None, out: Path, q
     if config["start"] is not None:
         if is_compressed(Path(config["start"])):
             raise TrainingError(f"{config['start']} is a run of quern compress: start from its folder dense or small.")
-        network = io.load(network_file(Path(config["start"])))
+        network = load_network(Path(config["start"]))
         if isinstance(data, ImageSet) and not judged.get("loss"):
             _run.check_takes(network, data, config["start"])
     elif config["model"] is not None and _named.is_named(config["model"]):

@@ -34,12 +34,19 @@ def network_file(path: Path) -> Path:
     raise QuernError(f"{path} holds no model.safetensors: give the folder of a run, or a file.")
 
 
+def load_network(path: Path) -> "nn.Module":
+    """A network of a file, of a run's folder, or of the zoo, which keeps its files in 16 bits."""
+    from quern import io
+
+    network = io.load(network_file(path))
+    return network.float() if str(path).startswith(zoo.PREFIX) else network
+
+
 def open_network(path: Path) -> tuple["nn.Module", dict[str, Any]]:
     """A network, and what the header of its file says of it."""
     from quern import io
 
-    path = network_file(path)
-    return io.load(path), io.describe(path)
+    return load_network(path), io.describe(network_file(path))
 
 
 def image_shape(header: dict[str, Any], path: Path) -> tuple[int, ...]:

@@ -1,9 +1,9 @@
 """Small trained networks that come with quern: to run, to start from, to compare with.
 
-    quern.zoo.names()                                # what there is
-    network = quern.zoo.load("cifar10-15k")          # for torch, in eval mode
-    scores = quern.zoo.packed("cifar10-15k")(images) # the same in int8 by the C runtime: bytes of images in, no torch
-    print(quern.zoo.card("cifar10-15k"))             # how it was made, and what it does
+    quern.zoo.names()                               # what there is
+    network = quern.zoo.load("digits-1k")           # for torch, in eval mode
+    scores = quern.zoo.packed("digits-1k")(images)  # the same in int8 by the C runtime: bytes of images in, no torch
+    print(quern.zoo.card("digits-1k"))              # how it was made, and what it does
 
 Each is two files of less than 100 KB, ``NAME.safetensors`` with weights in 16 bits and ``NAME.qrn``, and a card.
 ``benchmarks/zoo.py`` makes them of runs in ``results/zoo``.
@@ -80,7 +80,7 @@ class Card:
             ("packed, int8", f"{100 * self.packed_accuracy:.2f} % (95 % interval {100 * low:.2f} to {100 * high:.2f})"),
             ("parameters", f"{self.parameters:,}, {self.neurons:,} neurons, {self.macs:,} multiply-adds an image"),
             ("bytes", f"{self.packed_bytes:,} packed, {self.bytes:,} for torch"),
-            ("C runtime here", f"{self.latency_ms:.3f} ms an image, one thread of {self.cpu}"),
+            ("C runtime here", f"{1000 * self.latency_ms:,.1f} µs an image, one thread of {self.cpu}"),
             ("Cortex-M4F", f"{board.flash:,} bytes of flash for the whole program, {board.ram:,} of memory,"),
             ("", f"{board.instructions / 1e6:.2f} million instructions an image (emulated)"),
             ("trained by", self.command),
