@@ -1,21 +1,21 @@
-/* Batch normalisation of quaternions while training: forward, and the gradients. quern/functional/norms.py has the
- * formulas.
+/* Batch normalisation of quaternions while training, with what may follow it in the same pass, an addition and a ReLU:
+ * forward, and the gradients. quern/functional/norms.py has the formulas.
  *
  * Numbers are `(rows, channels)`, where channels are four components of so many units each: images that are channels-last.
  * Some rows are read as one line, so that the loops over a line are long; each place of a line has sums of its own, which
  * are added up at the end. No global state, no memory of its own. Sums are those of pieces, in one order, whoever made
  * them. */
-#include "threads.h"
+#include "vectors.h"
 
 #include <math.h>
-#include <string.h>
 
-enum { PARTS = 4, BLOCK = 8192, CHUNK = 4 * BLOCK }; /* numbers at a time: sums in float, which stay in cache; of a thread */
+enum { BLOCK = 8192, CHUNK = 4 * BLOCK }; /* numbers at a time: sums in float, which stay in cache; of a thread */
 
 typedef struct {
     int64_t rows, units;     /* positions of all images; channels of each component */
     int64_t side;            /* rows of a line */
     int64_t pieces, threads; /* that the lines are cut into; how many there may be */
+    int64_t relu;            /* whether negative results become 0 */
     double eps;
 } norm;
 
@@ -27,11 +27,11 @@ typedef struct {
 
 typedef struct {
     const norm *n;
-    const float *x, *grad;
-    float *to;
-    char *pieces;                          /* the sums of all of them */
-    float *mean, *scale, *slope, *offset;  /* of the places of a line */
-    int64_t next;                          /* what no thread has taken yet */
+    const float *x, *added, *y, *grad;             /* y only where its sign cannot be had from x */
+    float *to, *masked;                            /* masked: the gradient, 0 where y is */
+    char *pieces;                                  /* the sums of all of them */
+    float *mean, *scale, *shift, *slope, *offset;  /* of the places of a line */
+    int64_t next;                                  /* what no thread has taken yet */
 } job;
 
 static size_t channels_of(const norm *n) { return PARTS * (size_t)n->units; }
@@ -67,24 +67,42 @@ static void add_moments(const float *x, size_t count, size_t width, const sums *
     }
 }
 
+/* What is normalised. The sign of the gradient's mask is that of the result, so both come from here. */
+INLINE float normalised(float x, float mean, float scale, float shift) { return scale * (x - mean) + shift; }
+
+enum { AS_IT_IS, BY_X, BY_Y }; /* where a gradient is 0: nowhere, or where the result was, told from the one or the other */
+
 /* Add `count` lines of gradients g, and of g (x - mean). */
-static void add_gradients(const float *x, const float *g, const float *restrict mean, size_t count, size_t width,
-                          const sums *s) {
+INLINE void add_masked(const job *j, size_t at, size_t count, size_t width, const sums *s, int mask) {
     float *restrict total = s->of_first, *restrict along = s->of_second;
+    const float *restrict mean = j->mean, *restrict scale = j->scale, *restrict shift = j->shift;
     double *restrict first = s->first, *restrict second = s->second;
     size_t r, l;
     memset(total, 0, width * sizeof *total);
     memset(along, 0, width * sizeof *along);
-    for (r = 0; r < count; r++)
+    for (r = 0; r < count; r++) {
+        const float *restrict x = j->x + at + r * width, *restrict g = j->grad + at + r * width;
+        const float *restrict y = mask == BY_Y ? j->y + at + r * width : NULL;
+        float *restrict masked = mask == BY_Y ? j->masked + at + r * width : NULL;
         for (l = 0; l < width; l++) {
-            total[l] += g[r * width + l];
-            along[l] += g[r * width + l] * (x[r * width + l] - mean[l]);
+            float kept = g[l];
+            if (mask == BY_X) kept = normalised(x[l], mean[l], scale[l], shift[l]) <= 0 ? 0 : kept;
+            if (mask == BY_Y) masked[l] = kept = y[l] <= 0 ? 0 : kept;
+            total[l] += kept;
+            along[l] += kept * (x[l] - mean[l]);
         }
+    }
     for (l = 0; l < width; l++) first[l] += (double)total[l], second[l] += (double)along[l];
 }
 
+static void add_gradients(const job *j, size_t at, size_t count, size_t width, const sums *s) {
+    if (j->masked) add_masked(j, at, count, width, s, BY_Y);
+    else if (j->n->relu) add_masked(j, at, count, width, s, BY_X);
+    else add_masked(j, at, count, width, s, AS_IT_IS);
+}
+
 static void add_lines(const job *j, size_t at, size_t count, size_t width, const sums *s) {
-    if (j->grad) add_gradients(j->x + at, j->grad + at, j->mean, count, width, s);
+    if (j->grad) add_gradients(j, at, count, width, s);
     else add_moments(j->x + at, count, width, s);
 }
 
@@ -125,25 +143,48 @@ static sums all_sums(job *j, parallel_function parallel) {
     return all;
 }
 
+INLINE void normalise(const job *j, size_t at, size_t count, int is_added, int relu) {
+    const float *restrict x = j->x + at, *restrict added = is_added ? j->added + at : NULL;
+    const float *restrict mean = j->mean, *restrict scale = j->scale, *restrict shift = j->shift;
+    float *restrict y = j->to + at;
+    size_t l;
+    for (l = 0; l < count; l++) {
+        float result = normalised(x[l], mean[l], scale[l], shift[l]);
+        if (is_added) result += added[l];
+        y[l] = relu && result < 0 ? 0 : result; /* a NaN stays one */
+    }
+}
+
+INLINE void make_gradient(const job *j, size_t at, size_t count, int mask) {
+    const float *restrict x = j->x + at, *restrict g = (j->masked ? j->masked : j->grad) + at;
+    const float *restrict mean = j->mean, *restrict scale = j->scale, *restrict shift = j->shift;
+    const float *restrict slope = j->slope, *restrict offset = j->offset;
+    float *restrict to = j->to + at;
+    size_t l;
+    for (l = 0; l < count; l++) {
+        float kept = g[l];
+        if (mask == BY_X) kept = normalised(x[l], mean[l], scale[l], shift[l]) <= 0 ? 0 : kept;
+        to[l] = scale[l] * kept + slope[l] * (x[l] - mean[l]) + offset[l];
+    }
+}
+
+static void make_line(const job *j, size_t at, size_t count) {
+    if (j->grad && j->n->relu && !j->masked) make_gradient(j, at, count, BY_X);
+    else if (j->grad) make_gradient(j, at, count, AS_IT_IS);
+    else if (j->added && j->n->relu) normalise(j, at, count, 1, 1);
+    else if (j->added) normalise(j, at, count, 1, 0);
+    else if (j->n->relu) normalise(j, at, count, 0, 1);
+    else normalise(j, at, count, 0, 0);
+}
+
 /* Line after line: normalised numbers, or the gradient of the input. */
 static void make_lines(void *work) {
     job *j = work;
     const norm *n = j->n;
-    const float *restrict mean = j->mean, *restrict scale = j->scale, *restrict slope = j->slope, *restrict offset = j->offset;
-    size_t width = width_of(n), all = (size_t)n->rows * channels_of(n), step = (CHUNK + width - 1) / width * width, from, l;
+    size_t width = width_of(n), all = (size_t)n->rows * channels_of(n), step = (CHUNK + width - 1) / width * width, from;
     while ((from = step * take(&j->next)) < all) {
         size_t to = from + step < all ? from + step : all;
-        for (; from < to; from += width) {
-            size_t count = to - from < width ? to - from : width;
-            const float *restrict x = j->x + from;
-            float *restrict y = j->to + from;
-            if (j->grad) {
-                const float *restrict g = j->grad + from;
-                for (l = 0; l < count; l++) y[l] = scale[l] * g[l] + slope[l] * (x[l] - mean[l]) + offset[l];
-            } else {
-                for (l = 0; l < count; l++) y[l] = scale[l] * (x[l] - mean[l]) + offset[l];
-            }
-        }
+        for (; from < to; from += width) make_line(j, from, to - from < width ? to - from : width);
     }
 }
 
@@ -159,7 +200,7 @@ static void make(job *j, parallel_function parallel) {
 
 /* Bytes of scratch memory that a pass takes. */
 int64_t quern_batch_norm_scratch(const norm *n) {
-    return (n->pieces + 1) * (int64_t)bytes_of_piece(n) + 4 * (int64_t)(width_of(n) * sizeof(float));
+    return (n->pieces + 1) * (int64_t)bytes_of_piece(n) + 5 * (int64_t)(width_of(n) * sizeof(float));
 }
 
 static job job_of(const norm *n, const float *x, void *scratch) {
@@ -170,48 +211,63 @@ static job job_of(const norm *n, const float *x, void *scratch) {
     j.pieces = scratch;
     j.mean = (float *)(void *)(j.pieces + (size_t)(n->pieces + 1) * bytes_of_piece(n));
     j.scale = j.mean + width;
-    j.slope = j.scale + width;
+    j.shift = j.scale + width;
+    j.slope = j.shift + width;
     j.offset = j.slope + width;
     return j;
 }
 
-/* y, and the mean (channels) and variance (units) of x; `weight` (units) and `bias` (channels) may be NULL. */
-void quern_batch_norm_forward(const norm *n, const float *x, const float *weight, const float *bias, float *y, float *mean,
-                              float *variance, void *scratch, parallel_function parallel) {
+/* The lines by which numbers are normalised, from the statistics of the channels. */
+static void set_lines(job *j, const float *weight, const float *bias, const float *mean, const float *variance) {
+    const norm *n = j->n;
+    size_t units = (size_t)n->units, u, p;
+    for (u = 0; u < units; u++) {
+        float scale = (float)((weight ? (double)weight[u] : 1) / sqrt((double)variance[u] + n->eps));
+        for (p = 0; p < PARTS; p++) {
+            j->mean[p * units + u] = mean[p * units + u];
+            j->scale[p * units + u] = scale;
+            j->shift[p * units + u] = bias ? bias[p * units + u] : 0;
+        }
+    }
+    repeat(n, j->mean), repeat(n, j->scale), repeat(n, j->shift);
+}
+
+/* y, and the mean (channels) and variance (units) of x; `weight` (units), `bias` (channels) and what is `added` to the
+ * result (like x) may be NULL. */
+void quern_batch_norm_forward(const norm *n, const float *x, const float *weight, const float *bias, const float *added,
+                              float *y, float *mean, float *variance, void *scratch, parallel_function parallel) {
     job j = job_of(n, x, scratch);
     size_t units = (size_t)n->units, u, p;
     sums s = all_sums(&j, parallel);
     double share = 1 / (double)n->rows;
     for (u = 0; u < units; u++) {
-        double spread = 0, scale;
+        double spread = 0;
         for (p = 0; p < PARTS; p++) {
             double middle = s.first[p * units + u] * share, square = s.second[p * units + u] * share - middle * middle;
             spread += square < 0 ? 0 : square; /* a NaN stays one */
-            j.mean[p * units + u] = mean[p * units + u] = (float)middle;
+            mean[p * units + u] = (float)middle;
         }
         variance[u] = (float)spread;
-        scale = (weight ? (double)weight[u] : 1) / sqrt((double)variance[u] + n->eps);
-        for (p = 0; p < PARTS; p++) {
-            j.scale[p * units + u] = (float)scale;
-            j.offset[p * units + u] = bias ? bias[p * units + u] : 0;
-        }
     }
-    repeat(n, j.mean), repeat(n, j.scale), repeat(n, j.offset);
+    set_lines(&j, weight, bias, mean, variance);
+    j.added = added;
     j.to = y;
     make(&j, parallel);
 }
 
-/* The gradients of x, of the weight (units) and of the bias (channels), for that of y. */
-void quern_batch_norm_backward(const norm *n, const float *x, const float *grad, const float *weight, const float *mean,
-                               const float *variance, float *grad_x, float *grad_weight, float *grad_bias, void *scratch,
-                               parallel_function parallel) {
+/* The gradients of x, of the weight (units) and of the bias (channels), for that of y. If something was added before a
+ * ReLU, the sign of the sum is read off y, and the gradient of what was added goes to `masked`; both are NULL otherwise. */
+void quern_batch_norm_backward(const norm *n, const float *x, const float *y, const float *grad, const float *weight,
+                               const float *bias, const float *mean, const float *variance, float *grad_x, float *masked,
+                               float *grad_weight, float *grad_bias, void *scratch, parallel_function parallel) {
     job j = job_of(n, x, scratch);
     size_t units = (size_t)n->units, u, p;
     double share = 1 / (double)n->rows;
     sums s;
+    j.y = y;
     j.grad = grad;
-    memcpy(j.mean, mean, channels_of(n) * sizeof *mean);
-    repeat(n, j.mean);
+    j.masked = masked;
+    set_lines(&j, weight, bias, mean, variance);
     s = all_sums(&j, parallel);
     for (u = 0; u < units; u++) {
         double inverse = 1 / sqrt((double)variance[u] + n->eps), along = 0, scale;
@@ -220,13 +276,12 @@ void quern_batch_norm_backward(const norm *n, const float *x, const float *grad,
         grad_weight[u] = (float)along;
         scale = (weight ? (double)weight[u] : 1) * inverse;
         for (p = 0; p < PARTS; p++) {
-            j.scale[p * units + u] = (float)scale;
             j.slope[p * units + u] = (float)(-scale * inverse * along * share);
             j.offset[p * units + u] = (float)(-scale * s.first[p * units + u] * share);
             grad_bias[p * units + u] = (float)s.first[p * units + u];
         }
     }
-    repeat(n, j.scale), repeat(n, j.slope), repeat(n, j.offset);
+    repeat(n, j.slope), repeat(n, j.offset);
     j.to = grad_x;
     make(&j, parallel);
 }
