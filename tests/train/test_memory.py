@@ -19,7 +19,7 @@ def faults(count):
 
 without = faults(4)
 with kept_memory():
-    faults(1)
+    faults(4)
     print(faults(4), without)
 print(faults(4))
 """

@@ -70,35 +70,49 @@ static void add_moments(const float *x, size_t count, size_t width, const sums *
 /* What is normalised. The sign of the gradient's mask is that of the result, so both come from here. */
 INLINE float normalised(float x, float mean, float scale, float shift) { return scale * (x - mean) + shift; }
 
-enum { AS_IT_IS, BY_X, BY_Y }; /* where a gradient is 0: nowhere, or where the result was, told from the one or the other */
-
-/* Add `count` lines of gradients g, and of g (x - mean). */
-INLINE void add_masked(const job *j, size_t at, size_t count, size_t width, const sums *s, int mask) {
-    float *restrict total = s->of_first, *restrict along = s->of_second;
-    const float *restrict mean = j->mean, *restrict scale = j->scale, *restrict shift = j->shift;
-    double *restrict first = s->first, *restrict second = s->second;
-    size_t r, l;
-    memset(total, 0, width * sizeof *total);
-    memset(along, 0, width * sizeof *along);
-    for (r = 0; r < count; r++) {
-        const float *restrict x = j->x + at + r * width, *restrict g = j->grad + at + r * width;
-        const float *restrict y = mask == BY_Y ? j->y + at + r * width : NULL;
-        float *restrict masked = mask == BY_Y ? j->masked + at + r * width : NULL;
-        for (l = 0; l < width; l++) {
-            float kept = g[l];
-            if (mask == BY_X) kept = normalised(x[l], mean[l], scale[l], shift[l]) <= 0 ? 0 : kept;
-            if (mask == BY_Y) masked[l] = kept = y[l] <= 0 ? 0 : kept;
-            total[l] += kept;
-            along[l] += kept * (x[l] - mean[l]);
-        }
-    }
-    for (l = 0; l < width; l++) first[l] += (double)total[l], second[l] += (double)along[l];
+/* g where y is positive or not a number, else 0. By bits, for compilers that see a branch in anything else. */
+INLINE float where_positive(float y, float g) {
+    uint32_t bits;
+    memcpy(&bits, &g, sizeof bits);
+    bits &= y <= 0 ? 0 : UINT32_MAX;
+    memcpy(&g, &bits, sizeof bits);
+    return g;
 }
 
+/* Add a line of gradients g, and of g (x - mean), for what is `kept` of g. Functions of their own, because compilers forget
+ * what is restricted when they put them into others, and then make no vectors. */
+#define ADD_LINE(name, kept)                                                                                          \
+    static __attribute__((noinline)) void name(size_t width, const float *restrict x, const float *restrict g,         \
+                                               const float *restrict y, const float *restrict mean,                    \
+                                               const float *restrict scale, const float *restrict shift,               \
+                                               float *restrict masked, float *restrict total, float *restrict along) { \
+        size_t l;                                                                                                     \
+        (void)y, (void)scale, (void)shift, (void)masked;                                                              \
+        for (l = 0; l < width; l++) {                                                                                 \
+            float gradient = kept;                                                                                    \
+            total[l] += gradient;                                                                                     \
+            along[l] += gradient * (x[l] - mean[l]);                                                                  \
+        }                                                                                                             \
+    }
+
+ADD_LINE(add_as_it_is, g[l])
+ADD_LINE(add_by_x, where_positive(normalised(x[l], mean[l], scale[l], shift[l]), g[l]))
+ADD_LINE(add_by_y, masked[l] = where_positive(y[l], g[l]))
+
+/* Add `count` lines. */
 static void add_gradients(const job *j, size_t at, size_t count, size_t width, const sums *s) {
-    if (j->masked) add_masked(j, at, count, width, s, BY_Y);
-    else if (j->n->relu) add_masked(j, at, count, width, s, BY_X);
-    else add_masked(j, at, count, width, s, AS_IT_IS);
+    float *restrict total = s->of_first, *restrict along = s->of_second;
+    double *restrict first = s->first, *restrict second = s->second;
+    size_t end = at + count * width, l;
+    memset(total, 0, width * sizeof *total);
+    memset(along, 0, width * sizeof *along);
+    for (; at < end; at += width) {
+        const float *x = j->x + at, *g = j->grad + at;
+        if (j->masked) add_by_y(width, x, g, j->y + at, j->mean, NULL, NULL, j->masked + at, total, along);
+        else if (j->n->relu) add_by_x(width, x, g, NULL, j->mean, j->scale, j->shift, NULL, total, along);
+        else add_as_it_is(width, x, g, NULL, j->mean, NULL, NULL, NULL, total, along);
+    }
+    for (l = 0; l < width; l++) first[l] += (double)total[l], second[l] += (double)along[l];
 }
 
 static void add_lines(const job *j, size_t at, size_t count, size_t width, const sums *s) {
@@ -143,38 +157,49 @@ static sums all_sums(job *j, parallel_function parallel) {
     return all;
 }
 
-INLINE void normalise(const job *j, size_t at, size_t count, int is_added, int relu) {
-    const float *restrict x = j->x + at, *restrict added = is_added ? j->added + at : NULL;
-    const float *restrict mean = j->mean, *restrict scale = j->scale, *restrict shift = j->shift;
-    float *restrict y = j->to + at;
-    size_t l;
-    for (l = 0; l < count; l++) {
-        float result = normalised(x[l], mean[l], scale[l], shift[l]);
-        if (is_added) result += added[l];
-        y[l] = relu && result < 0 ? 0 : result; /* a NaN stays one */
+#define NORMALISE(name, result)                                                                                        \
+    static __attribute__((noinline)) void name(size_t count, const float *restrict x, const float *restrict added,     \
+                                               const float *restrict mean, const float *restrict scale,                \
+                                               const float *restrict shift, float *restrict y) {                       \
+        size_t l;                                                                                                     \
+        (void)added;                                                                                                  \
+        for (l = 0; l < count; l++) {                                                                                 \
+            float one = normalised(x[l], mean[l], scale[l], shift[l]);                                                \
+            y[l] = result;                                                                                            \
+        }                                                                                                             \
     }
-}
 
-INLINE void make_gradient(const job *j, size_t at, size_t count, int mask) {
-    const float *restrict x = j->x + at, *restrict g = (j->masked ? j->masked : j->grad) + at;
-    const float *restrict mean = j->mean, *restrict scale = j->scale, *restrict shift = j->shift;
-    const float *restrict slope = j->slope, *restrict offset = j->offset;
-    float *restrict to = j->to + at;
-    size_t l;
-    for (l = 0; l < count; l++) {
-        float kept = g[l];
-        if (mask == BY_X) kept = normalised(x[l], mean[l], scale[l], shift[l]) <= 0 ? 0 : kept;
-        to[l] = scale[l] * kept + slope[l] * (x[l] - mean[l]) + offset[l];
+INLINE float relu(float y) { return y < 0 ? 0 : y; } /* a NaN stays one */
+
+NORMALISE(normalise, one)
+NORMALISE(normalise_relu, relu(one))
+NORMALISE(normalise_add, one + added[l])
+NORMALISE(normalise_add_relu, relu(one + added[l]))
+
+#define MAKE_GRADIENT(name, kept)                                                                                      \
+    static __attribute__((noinline)) void name(size_t count, const float *restrict x, const float *restrict g,         \
+                                               const float *restrict mean, const float *restrict scale,                \
+                                               const float *restrict shift, const float *restrict slope,               \
+                                               const float *restrict offset, float *restrict to) {                     \
+        size_t l;                                                                                                     \
+        (void)shift;                                                                                                  \
+        for (l = 0; l < count; l++) to[l] = scale[l] * (kept) + slope[l] * (x[l] - mean[l]) + offset[l];              \
     }
-}
+
+MAKE_GRADIENT(make_gradient, g[l])
+MAKE_GRADIENT(make_masked_gradient, where_positive(normalised(x[l], mean[l], scale[l], shift[l]), g[l]))
 
 static void make_line(const job *j, size_t at, size_t count) {
-    if (j->grad && j->n->relu && !j->masked) make_gradient(j, at, count, BY_X);
-    else if (j->grad) make_gradient(j, at, count, AS_IT_IS);
-    else if (j->added && j->n->relu) normalise(j, at, count, 1, 1);
-    else if (j->added) normalise(j, at, count, 1, 0);
-    else if (j->n->relu) normalise(j, at, count, 0, 1);
-    else normalise(j, at, count, 0, 0);
+    const float *x = j->x + at, *added = j->added ? j->added + at : NULL, *g = (j->masked ? j->masked : j->grad);
+    float *to = j->to + at;
+    if (g) {
+        int is_masked = j->n->relu && !j->masked;
+        (is_masked ? make_masked_gradient : make_gradient)(count, x, g + at, j->mean, j->scale, j->shift, j->slope, j->offset, to);
+    } else if (j->n->relu) {
+        (added ? normalise_add_relu : normalise_relu)(count, x, added, j->mean, j->scale, j->shift, to);
+    } else {
+        (added ? normalise_add : normalise)(count, x, added, j->mean, j->scale, j->shift, to);
+    }
 }
 
 /* Line after line: normalised numbers, or the gradient of the input. */
