@@ -213,6 +213,21 @@ def _time_compacted(name: str, result: str, folded: bool, repeats: int) -> dict[
     return medians({"baseline": forward_of(theirs, encoded), "quern": forward_of(ours, x)}, repeats)
 
 
+def _time_kept(name: str, result: str, repeats: int) -> dict[str, float]:
+    """A network of results/, folded and with its weights kept from call to call, against neither."""
+    torch.set_num_threads(2)
+    torch.manual_seed(0)
+    x = torch.randn(1, *NETWORKS[name][1])
+    small = io.load(ROOT / "results" / result / "small.safetensors").eval()
+    ours, theirs = fold(small).eval(), copy.deepcopy(small)
+    for layer in theirs.modules():
+        if isinstance(layer, (qnn.QConv2d, qnn.QLinear)):
+            layer._cache = None  # pyright: ignore[reportAttributeAccessIssue]
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-3, atol=1e-3)
+    return medians({"baseline": forward_of(theirs, x), "quern": forward_of(ours, x)}, repeats)
+
+
 def in_fresh_processes(function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What ``function`` returns in five processes that have done nothing else."""
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
@@ -376,6 +391,9 @@ def evals(repeats: int) -> Rows:
         for result, folded in itertools.product(results, (False, True)):
             label = f"{name} {result}{', folded' if folded else ''}, eval forward, batch 1"
             rows.append(race_in_processes(label, None, _time_compacted, name, result, folded, repeats))
+        for result in results:
+            label = f"{name} {result}, folded, kept weights, batch 1, against neither"
+            rows.append(race_in_processes(label, 2.0, _time_kept, name, result, repeats))
     return rows
 
 

@@ -1,10 +1,13 @@
 """Whole trainings of the CIFAR-10 network with and without the kernels in C: accuracies and seconds of both.
 
-    python benchmarks/native_training.py --json FILE [--seeds 0 1] [--epochs 12] [--batch 100] [--images N]
+    python benchmarks/native_training.py --json FILE [--seeds 0 1] [--epochs 4] [--batch 100] [--images N]
 
 Each training is a fresh process, with ``QUERN_NATIVE=0`` or without; the two of a seed have the same weights at first,
 the same batches and the same settings, and follow each other. The record is written after each. One that is there
 already, with the same settings, is not run again, so a command that was stopped goes on.
+
+By default there are few epochs: the two trainings of a seed are compared with each other, and say nothing of what the
+network comes to. The record says how many there were.
 """
 
 import argparse
@@ -76,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="the record; it is written after every training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--images", type=int, help="only so many images of each part")

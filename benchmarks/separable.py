@@ -11,7 +11,7 @@ class Block(nn.Module):
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
+        self.body = qnn.Sequential(
             qnn.QConv2d(before, before, 3, stride, 1, groups=before // 4),
             qnn.QBatchNorm2d(before),
             nn.ReLU(inplace=True),
@@ -21,13 +21,12 @@ class Block(nn.Module):
         self.is_added = stride == 1 and before == width
 
     def forward(self, input: Tensor) -> Tensor:
-        y = self.body(input)
-        return input + y if self.is_added else y
+        return self.body.forward_and_add(input, input) if self.is_added else self.body(input)
 
 
 def _finish(layers: list[nn.Module], width: int) -> nn.Sequential:
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), qnn.QLinear(width, 40), qnn.Modulus()]
-    return nn.Sequential(*layers, *head).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    return qnn.Sequential(*layers, *head).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
 def separable() -> nn.Sequential:

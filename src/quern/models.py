@@ -90,7 +90,7 @@ def _stages(
 
 
 def _finish(*layers: nn.Module) -> nn.Sequential:
-    return nn.Sequential(*layers).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    return qnn.Sequential(*layers).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
 def _quaternion_head(features: int, classes: int) -> list[nn.Module]:
@@ -182,13 +182,13 @@ def digits_cnn(
 class Residual(nn.Module):
     """``relu(body(x) + shortcut(x))``."""
 
-    def __init__(self, body: nn.Module, shortcut: nn.Module) -> None:
+    def __init__(self, body: qnn.Sequential, shortcut: nn.Module) -> None:
         super().__init__()
         self.body, self.shortcut = body, shortcut
 
     @no_type_check  # torch.fx traces it with stand-ins for tensors, which run-time type checks would refuse
     def forward(self, input: Float[Tensor, "batch channels h w"]) -> Float[Tensor, "batch wider h2 w2"]:
-        return torch.relu(self.body(input) + self.shortcut(input))
+        return self.body.forward_and_add(input, self.shortcut(input), relu=True)
 
 
 Conv = type[qnn.QConv2d] | type[nn.Conv2d]
@@ -212,7 +212,7 @@ def _stem(conv: Conv, channels: int, width: int) -> list[nn.Module]:
 
 def _block(conv: Conv, before: int, width: int, stride: int = 1) -> Residual:
     first, second = conv(before, width, 3, stride, 1, bias=False), conv(width, width, 3, 1, 1, bias=False)
-    body = nn.Sequential(*_normed(first, width), nn.ReLU(), *_normed(second, width))
+    body = qnn.Sequential(*_normed(first, width), nn.ReLU(), *_normed(second, width))
     if stride == 1 and before == width:
         return Residual(body, nn.Identity())
     return Residual(body, nn.Sequential(*_normed(conv(before, width, 1, stride, bias=False), width)))

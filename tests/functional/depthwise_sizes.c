@@ -19,10 +19,10 @@ static int64_t *table(const depthwise *d) {
 }
 
 int main(void) {
-    static const int64_t UNITS[] = {2, 8, 19}, SPACES[][2] = {{4, 4}, {5, 9}, {8, 3}}, PADDINGS[] = {0, 1, 5};
+    static const int64_t UNITS[] = {2, 8, 19, 5}, SPACES[][2] = {{4, 4}, {5, 9}, {8, 3}}, PADDINGS[] = {0, 1, 5};
     static const int64_t STRIDES[] = {1, 2, 3}, DILATIONS[] = {1, 2}, KERNELS[][2] = {{1, 3}, {2, 1}};
     size_t u, s, p, t, l, k, axis, done = 0;
-    for (u = 0; u < 3; u++)
+    for (u = 0; u < 4; u++)
     for (s = 0; s < 3; s++)
     for (p = 0; p < 3; p++)
     for (t = 0; t < 3; t++)

@@ -54,13 +54,59 @@ def batch_norm(
         if running_mean is None or running_var is None:
             raise ValueError("batch_norm needs running statistics where it does not take them from the batch.")
         return _affine(x, running_mean, running_var, weight, bias, eps)
+    return _train_batch_norm(x, running_mean, running_var, weight, bias, None, momentum, eps, relu=False)
+
+
+def batch_norm_and_relu(
+    x: Float[Tensor, "batch channels *space"],
+    running_mean: Float[Tensor, "4 n"] | None,
+    running_var: Float[Tensor, " n"] | None,
+    weight: Float[Tensor, " n"] | None,
+    bias: Float[Tensor, "4 n"] | None,
+    added: Float[Tensor, "batch channels *space"] | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    *,
+    relu: bool,
+) -> Float[Tensor, "batch channels *space"]:
+    """:func:`batch_norm` with what is ``added`` to it, through a ReLU if so asked: in training all in one pass where
+    the kernels can be had, so that what is between is never in memory."""
+    if training and x.numel() and _can_be_one_pass(x, weight, bias, added):
+        return _train_batch_norm(x, running_mean, running_var, weight, bias, added, momentum, eps, relu=relu)
+    y = batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+    y = y if added is None else y + added
+    return F.relu(y) if relu else y
+
+
+def _can_be_one_pass(x: Tensor, weight: Tensor | None, bias: Tensor | None, added: Tensor | None) -> bool:
+    return (
+        not needs_plain(x, weight, bias, added)  # compilers go no further
+        and native_batch_norm.can_take(x, weight, bias)
+        and (added is None or (native_batch_norm.is_plain(added) and added.shape == x.shape))
+    )
+
+
+def _train_batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    added: Tensor | None,
+    momentum: float,
+    eps: float,
+    *,
+    relu: bool,
+) -> Tensor:
+    """By the statistics of the batch, which the running values follow. ``added`` and ``relu`` are for the kernels."""
     n = _samples(x)
     if n == 0:
         return x.clone()
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64) or needs_plain(x, weight, bias):
         y, mean, var = _batch_norm_plain(x, weight, bias, eps)
     else:
-        y, mean, var = _BatchNorm.apply(x, weight, bias, eps)  # pyright: ignore[reportGeneralTypeIssues]
+        y, mean, var = _BatchNorm.apply(x, weight, bias, added, eps, relu)  # pyright: ignore[reportGeneralTypeIssues]
     if running_mean is not None and running_var is not None:
         _moving(running_mean, mean, momentum)
         _moving(running_var, var * (n / (n - 1)), momentum)
@@ -97,31 +143,49 @@ class _BatchNorm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        added: Tensor | None,
+        eps: float,
+        relu: bool,
+    ) -> Any:
         ctx.native = native_batch_norm.can_take(x, weight, bias)
         if ctx.native:
-            y, mean, var = native_batch_norm.forward(x, weight, bias, eps)
+            y, mean, var = native_batch_norm.forward(x, weight, bias, added, eps, relu)
         else:
             mean, spread = torch.ops.aten.batch_norm_update_stats(x, None, None, 0.0)
             mean, var = mean.view(4, -1), spread.view(4, -1).sum(0)
             y = _affine(x, mean, var, weight, bias, eps)
-        ctx.save_for_backward(x, weight, bias, mean, var)
-        ctx.eps = eps
+        # Without an addition, where the ReLU gave 0 is told from x.
+        ctx.save_for_backward(x, weight, bias, mean, var, y if relu and added is not None else None)
+        ctx.eps, ctx.relu = eps, relu
         ctx.mark_non_differentiable(mean, var)
         return y, mean, var
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, weight, bias, mean, var = ctx.saved_tensors
-        if needs_gradients_by_autograd(grads[0]):
+        x, weight, bias, mean, var, y = ctx.saved_tensors
+        grad, needs_added = grads[0], ctx.needs_input_grad[3]
+        if needs_gradients_by_autograd(grad):
+            grad = grad if y is None else torch.where(y <= 0, 0, grad)
 
             def plain(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-                return _batch_norm_plain(x, weight, bias, ctx.eps)[0]
+                normalized = _batch_norm_plain(x, weight, bias, ctx.eps)[0]
+                return F.relu(normalized) if ctx.relu and y is None else normalized
 
-            return *gradients_of(plain, (x, weight, bias), ctx.needs_input_grad[:3], grads[0]), None
-        backward = native_batch_norm.backward if ctx.native else _gradients_by_torch
-        grad_x, along, total = backward(grads[0], x, weight, mean, var, ctx.eps)
-        return grad_x, along if weight is not None else None, total if bias is not None else None, None
+            own = gradients_of(plain, (x, weight, bias), ctx.needs_input_grad[:3], grad)
+            return *own, grad if needs_added else None, None, None
+        grad_added = grad
+        if ctx.native:
+            results = native_batch_norm.backward(grad, x, weight, bias, mean, var, y, ctx.eps, ctx.relu)
+            grad_x, along, total, grad_added = results
+        else:
+            grad_x, along, total = _gradients_by_torch(grad, x, weight, mean, var, ctx.eps)
+        grad_weight, grad_bias = along if weight is not None else None, total if bias is not None else None
+        return grad_x, grad_weight, grad_bias, grad_added if needs_added else None, None, None
 
 
 def _gradients_by_torch(

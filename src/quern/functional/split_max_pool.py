@@ -14,19 +14,19 @@ from quern.functional.autograd import needs_gradients_by_autograd, needs_plain
 from quern.functional.shapes import tuple_of
 
 NUMBERS_OF_A_THREAD = 1 << 15  # fewer are done before another thread has begun
+NUMBERS_WITHOUT_GRADIENT = 1 << 15  # of fewer, torch's is sooner begun
 Size = int | Sequence[int]
 
 
 def can_pool(x: Tensor, kernel_size: Size, stride: Size, padding: Size, dilation: Size) -> bool:
-    """Whether the kernels are here, and these are channels_last images and windows for them, in training."""
+    """Whether the kernels are here, and these are channels_last images and windows for them."""
     sizes = [tuple_of(size, 2) for size in (kernel_size, stride, padding, dilation)]
     return (
         sizes == [(2, 2), (2, 2), (0, 0), (1, 1)]
         and x.dtype == torch.float32
         and x.device.type == "cpu"
         and not needs_plain(x)  # compilers go no further
-        and x.requires_grad
-        and torch.is_grad_enabled()  # without gradients torch's is as fast, and sooner begun
+        and ((x.requires_grad and torch.is_grad_enabled()) or x.numel() >= NUMBERS_WITHOUT_GRADIENT)
         and type(x) in (Tensor, nn.Parameter)
         and x.dim() == 4
         and x.is_contiguous(memory_format=torch.channels_last)

@@ -19,6 +19,7 @@ from quern.nn._norm import QBatchNorm1d, QBatchNorm2d, QBatchNorm3d, QGroupNorm,
 from quern.nn._pool import QMaxPool1d, QMaxPool2d, QMaxPool3d, SplitMaxPool2d
 from quern.nn._readout import Modulus, QModReLU
 from quern.nn._recurrent import QGRU, QLSTM, QRNN
+from quern.nn._sequential import Sequential
 from quern.nn._transformer import (
     QTransformerDecoder,
     QTransformerDecoderLayer,
@@ -30,5 +31,5 @@ __all__ = ["QGRU", "QLSTM", "QRNN", "Modulus", "QBatchNorm1d", "QBatchNorm2d", "
 __all__ += ["QConv3d", "QConvTranspose1d", "QConvTranspose2d", "QConvTranspose3d", "QDropout", "QDropout2d"]
 __all__ += ["QTransformerDecoder", "QTransformerDecoderLayer", "QTransformerEncoder", "QTransformerEncoderLayer"]
 __all__ += ["QEmbedding", "QGroupNorm", "QLayerNorm", "QLinear", "QMaxPool1d", "QMaxPool2d", "QMaxPool3d", "QModReLU"]
-__all__ += ["QMultiheadAttention", "QWhiteningBatchNorm2d", "SplitConv2d", "SplitMaxPool2d", "cat", "encode_gray"]
-__all__ += ["encode_rgb", "init"]
+__all__ += ["QMultiheadAttention", "QWhiteningBatchNorm2d", "Sequential", "SplitConv2d", "SplitMaxPool2d", "cat"]
+__all__ += ["encode_gray", "encode_rgb", "init"]

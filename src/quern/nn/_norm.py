@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from quern import functional as F
+from quern.functional.norms import batch_norm_and_relu
 from quern.functional.shapes import quaternions
 
 
@@ -81,13 +82,16 @@ class _RunningNorm(nn.Module):
         self.num_batches_tracked.add_(1)
         return 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
 
-    def forward(self, input: Float[Tensor, "batch channels *space"]) -> Float[Tensor, "batch channels *space"]:
+    def _check(self, input: Tensor) -> None:
         if input.dim() - 2 not in self.space or input.shape[1] != self.num_features:
             axes = " or ".join(str(s + 2) for s in self.space)
             raise ValueError(
                 f"{type(self).__name__} takes (batch, {self.num_features}, ...) with {axes} axes, "
                 f"but the input's shape is {tuple(input.shape)}."
             )
+
+    def forward(self, input: Float[Tensor, "batch channels *space"]) -> Float[Tensor, "batch channels *space"]:
+        self._check(input)
         statistics = self.running_mean, getattr(self, self.spread)
         share, from_batch = self._share_of_batch(), self.training or self.running_mean is None
         return self.normalize(input, *statistics, self.weight, self.bias, from_batch, share, self.eps)
@@ -106,6 +110,18 @@ class QBatchNorm(_RunningNorm):
     spread = "running_var"
     normalize = staticmethod(F.batch_norm)
     running_var: Tensor | None
+
+    def forward_and_add(
+        self,
+        input: Float[Tensor, "batch channels *space"],
+        added: Float[Tensor, "batch channels *space"] | None,
+        relu: bool,
+    ) -> Float[Tensor, "batch channels *space"]:
+        """The layer's output, plus what is ``added``, through a ReLU if so asked: see :class:`quern.nn.Sequential`."""
+        self._check(input)
+        share, from_batch = self._share_of_batch(), self.training or self.running_mean is None
+        given = input, self.running_mean, self.running_var, self.weight, self.bias, added
+        return batch_norm_and_relu(*given, from_batch, share, self.eps, relu=relu)
 
 
 class QBatchNorm1d(QBatchNorm):

@@ -26,6 +26,7 @@ from quern.records import Epoch, Phase, Result
 from quern.records.text import in_epochs
 from quern.sparsity import measure
 from quern.train._batches import Batch, Source, derived_seed
+from quern.train._memory import kept_memory
 from quern.train._protocols import Grinding, Steer, Watcher
 from quern.train._resume import Best, State
 from quern.train._signals import Signals
@@ -76,7 +77,7 @@ class Loop:
     def run(self, resume: bool) -> Result:
         started: list[Watcher] = []
         try:
-            with self.files.prepared(resume), warnings.catch_warnings():
+            with kept_memory(), self.files.prepared(resume), warnings.catch_warnings():
                 if self.steer is not None:  # it chooses λ itself, and a weaker one next time
                     warnings.simplefilter("ignore", LastPathWarning)
                 if self.crew.from_leader(resume and self.files.begun):

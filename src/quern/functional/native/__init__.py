@@ -36,7 +36,7 @@ class BatchNorm(ctypes.Structure):
     """What batch_norm.c has to know of a normalisation; it says there what the numbers are."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("rows", "units", "side", "pieces", "threads")),
+        *((name, ctypes.c_int64) for name in ("rows", "units", "side", "pieces", "threads", "relu")),
         ("eps", ctypes.c_double),
     ]
 
@@ -55,8 +55,8 @@ POINTERS = {
     "quern_winograd_gather_taps": 3,
     "quern_depthwise_forward": 5,
     "quern_depthwise_weight": 5,
-    "quern_batch_norm_forward": 7,
-    "quern_batch_norm_backward": 9,
+    "quern_batch_norm_forward": 8,
+    "quern_batch_norm_backward": 12,
     "quern_max_pool_forward": 3,
     "quern_max_pool_backward": 3,
 }

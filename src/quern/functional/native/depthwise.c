@@ -37,6 +37,29 @@ typedef struct {
     int64_t next;                        /* what no thread has taken yet */
 } job;
 
+#if defined(BROAD)
+#define number broad_vector
+#define NAME(name) name##_broad
+#include "depthwise_taps.h"
+#undef number
+#undef NAME
+#define EACH_BROAD(units, body) for (; c + BROAD <= (units); c += BROAD) body(broad, BROAD)
+#else
+#define EACH_BROAD(units, body)
+#endif
+
+#if defined(NARROW)
+#define number narrow_vector
+#define NAME(name) name##_narrow
+#include "depthwise_taps.h"
+#undef number
+#undef NAME
+#else /* never taken */
+#define NARROW WIDE
+#define gather_positions_narrow gather_positions_wide
+#define add_gradients_narrow add_gradients_wide
+#endif
+
 #define number vector
 #define NAME(name) name##_wide
 #include "depthwise_taps.h"
@@ -48,6 +71,27 @@ typedef struct {
 #include "depthwise_taps.h"
 #undef number
 #undef NAME
+
+/* Do `body(kind, count)` at c for all `units` channels: in the longest vectors, the last one of which overlaps the one
+ * before; or one by one. */
+#define VECTORS(units, body, kind, count)                               \
+    for (; c + (count) <= (units); c += (count)) body(kind, count);     \
+    if (c < (units)) {                                                  \
+        c = (units) - (count);                                          \
+        body(kind, count);                                              \
+    }
+#define EACH_VECTOR(units, body)                       \
+    do {                                               \
+        size_t c = 0;                                  \
+        if ((units) >= WIDE) {                         \
+            EACH_BROAD(units, body);                   \
+            VECTORS(units, body, wide, WIDE)           \
+        } else if ((units) >= NARROW) {                \
+            VECTORS(units, body, narrow, NARROW)       \
+        } else {                                       \
+            for (; c < (units); c++) body(single, 1);  \
+        }                                              \
+    } while (0)
 
 static int64_t common_divisor(int64_t a, int64_t b) { return b ? common_divisor(b, a % b) : a; }
 
@@ -85,32 +129,36 @@ static job job_of(const depthwise *d, int64_t *table) {
     return j;
 }
 
-static int same_taps(const reach *columns, size_t count) {
+/* Whether the same taps reach so many columns, `step` apart. */
+static int same_taps(const reach *columns, size_t count, size_t step) {
     size_t n;
     for (n = 1; n < count; n++)
-        if (columns[n].tap != columns->tap || columns[n].count != columns->count) return 0;
+        if (columns[n * step].tap != columns->tap || columns[n * step].count != columns->count) return 0;
     return 1;
 }
 
+/* Columns that the same taps reach lie the stride apart, if the source is the gradient of the result. */
 static void gather_row(const job *j, size_t image, size_t row) {
     const depthwise *d = j->d;
-    size_t units = (size_t)d->units, wide = (size_t)d->target[1], t, taken;
+    size_t units = (size_t)d->units, wide = (size_t)d->target[1], step = d->transposed ? (size_t)d->stride[1] : 1, first, t, taken;
     const float *x = j->x + image * (size_t)(d->source[0] * d->source[1]) * PARTS * units;
     float *y = j->y + (image * (size_t)d->target[0] + row) * wide * PARTS * units;
-    for (t = 0; t < wide; t += taken) {
-        float *to = y + t * PARTS * units;
-        taken = t + COLUMNS <= wide && same_taps(j->columns + t, COLUMNS) ? COLUMNS : 1;
+    for (first = 0; first < step; first++)
+        for (t = first; t < wide; t += taken * step) {
+            float *to = y + t * PARTS * units;
+            int several = t + (COLUMNS - 1) * step < wide && same_taps(j->columns + t, COLUMNS, step);
+            taken = several ? COLUMNS : 1;
 #define GATHER(kind, many)                                                                                     \
-    gather_positions_##kind(j, j->rows + row, j->columns + t, x + c, j->weight + c, j->bias ? j->bias + c : NULL, \
+    gather_positions_##kind(j, j->rows + row, j->columns + t, step, x + c, j->weight + c, j->bias ? j->bias + c : NULL, \
                             to + c, many)
-#define SEVERAL(kind) GATHER(kind, COLUMNS)
-#define ONE(kind) GATHER(kind, 1)
-        if (taken == 1) EACH(units, ONE);
-        else EACH(units, SEVERAL);
+#define SEVERAL(kind, count) GATHER(kind, COLUMNS)
+#define ONE(kind, count) GATHER(kind, 1)
+            if (several) EACH_VECTOR(units, SEVERAL);
+            else EACH_VECTOR(units, ONE);
 #undef GATHER
 #undef SEVERAL
 #undef ONE
-    }
+        }
 }
 
 static void gather_rows(void *work) {
@@ -123,7 +171,9 @@ static void gather_rows(void *work) {
 }
 
 /* Vectors of channels, each with sums of its own, also where the last one overlaps the one before. */
-static size_t padded(size_t units) { return units < WIDE ? units : (units + WIDE - 1) / WIDE * WIDE; }
+static size_t last_vector(size_t units) { return units >= WIDE ? WIDE : units >= NARROW ? NARROW : 1; }
+
+static size_t padded(size_t units) { return (units + last_vector(units) - 1) / last_vector(units) * last_vector(units); }
 
 static size_t sums_of_piece(const depthwise *d) {
     return (size_t)(d->kernel[0] * d->kernel[1]) * PARTS * padded((size_t)d->units);
@@ -148,10 +198,10 @@ static void add_row(const job *j, size_t image, size_t row, float *sums) {
             if (end > wide) end = wide;
             if (begin >= end) continue;
             at = 0;
-#define BODY(kind)                                                                                                        \
+#define BODY(kind, count)                                                                                                 \
     add_gradients_##kind(x + c, d->stride[1] * channels, grad + begin * channels + c, end - begin, units, to + at, stored), \
-        at += units < WIDE ? 1 : WIDE
-            EACH(units, BODY);
+        at += count
+            EACH_VECTOR(units, BODY);
 #undef BODY
         }
     }
@@ -190,7 +240,8 @@ void quern_depthwise_forward(const depthwise *d, const float *x, const float *we
 void quern_depthwise_weight(const depthwise *d, const float *x, const float *grad, float *weight, float *sums,
                             int64_t *table, parallel_function parallel) {
     job j = job_of(d, table);
-    size_t units = (size_t)d->units, stored = padded(units), rows = PARTS * (size_t)(d->kernel[0] * d->kernel[1]), n, c;
+    size_t units = (size_t)d->units, stored = padded(units), last = last_vector(units), n, c;
+    size_t rows = PARTS * (size_t)(d->kernel[0] * d->kernel[1]);
     int64_t piece;
     j.x = x;
     j.grad = grad;
@@ -198,7 +249,7 @@ void quern_depthwise_weight(const depthwise *d, const float *x, const float *gra
     with_threads(add_pieces, &j, d->threads, parallel);
     for (n = 0; n < rows; n++) {
         for (c = 0; c < units; c++) {
-            size_t at = units >= WIDE && c >= units / WIDE * WIDE ? c + stored - units : c;
+            size_t at = c >= units / last * last ? c + stored - units : c;
             float sum = 0;
             for (piece = 0; piece < d->pieces; piece++) sum += sums[(size_t)piece * rows * stored + n * stored + at];
             weight[n * units + c] = sum;

@@ -14,9 +14,9 @@ INLINE void NAME(load_quaternion)(const float *from, size_t units, number *q) {
     for (p = 0; p < PARTS; p++) q[p] = NAME(load)(from + p * units);
 }
 
-/* `columns` positions of a row of the result, side by side, that the same taps reach. */
-INLINE void NAME(gather_positions)(const job *j, const reach *row, const reach *column, const float *x, const float *weight,
-                                   const float *bias, float *y, size_t columns) {
+/* `columns` positions of a row of the result, `step` apart, that the same taps reach. */
+INLINE void NAME(gather_positions)(const job *j, const reach *row, const reach *column, size_t step, const float *x,
+                                   const float *weight, const float *bias, float *y, size_t columns) {
     const size_t units = (size_t)j->d->units;
     const int64_t channels = PARTS * j->d->units, line = channels * j->d->source[1], taps = j->d->kernel[1];
     const int64_t down = j->source_step[0] * line, right = j->source_step[1] * channels;
@@ -32,13 +32,13 @@ INLINE void NAME(gather_positions)(const job *j, const reach *row, const reach *
             number a[PARTS], b[PARTS];
             NAME(load_quaternion)(w + k * j->tap_step[1] * channels, units, a);
             for (n = 0; n < columns; n++) {
-                NAME(load_quaternion)(from + column[n].from * channels + k * right, units, b);
+                NAME(load_quaternion)(from + column[n * step].from * channels + k * right, units, b);
                 NAME(add_product)(sums[n], a, b);
             }
         }
     }
     for (n = 0; n < columns; n++)
-        for (p = 0; p < PARTS; p++) NAME(store)(y + n * (size_t)channels + p * units, sums[n][p]);
+        for (p = 0; p < PARTS; p++) NAME(store)(y + n * step * (size_t)channels + p * units, sums[n][p]);
 }
 
 /* sums + the products of `count` positions of the input, `step` numbers apart, and conjugate gradients of the result. */

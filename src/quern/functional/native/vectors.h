@@ -26,6 +26,28 @@ INLINE vector load_wide(const float *from) {
 
 INLINE void store_wide(float *to, vector n) { memcpy(to, &n, sizeof n); }
 
+#if WIDE > 4
+#define NARROW 4 /* for what does not fill a vector */
+typedef float narrow_vector __attribute__((vector_size(4 * NARROW)));
+INLINE narrow_vector load_narrow(const float *from) {
+    narrow_vector n;
+    memcpy(&n, from, sizeof n);
+    return n;
+}
+INLINE void store_narrow(float *to, narrow_vector n) { memcpy(to, &n, sizeof n); }
+#endif
+
+#if defined(__AVX512F__)
+#define BROAD 16
+typedef float broad_vector __attribute__((vector_size(4 * BROAD)));
+INLINE broad_vector load_broad(const float *from) {
+    broad_vector n;
+    memcpy(&n, from, sizeof n);
+    return n;
+}
+INLINE void store_broad(float *to, broad_vector n) { memcpy(to, &n, sizeof n); }
+#endif
+
 INLINE float load_single(const float *from) { return *from; }
 
 INLINE void store_single(float *to, float n) { *to = n; }

@@ -22,18 +22,10 @@ typedef struct {
 
 /* Rows of a product that fit into the registers with their two vectors of columns. Where there are registers of 16
  * numbers, there are 32 of them. */
-#if defined(__AVX512F__)
+#if defined(BROAD)
 #define ROWS 12
-#define BROAD 16
-typedef float broad_vector __attribute__((vector_size(4 * BROAD)));
 #define number broad_vector
 #define NAME(name) name##_broad
-INLINE broad_vector load_broad(const float *from) {
-    broad_vector n;
-    memcpy(&n, from, sizeof n);
-    return n;
-}
-INLINE void store_broad(float *to, broad_vector n) { memcpy(to, &n, sizeof n); }
 #include "winograd_products.h"
 #undef number
 #undef NAME
@@ -48,17 +40,9 @@ INLINE void store_broad(float *to, broad_vector n) { memcpy(to, &n, sizeof n); }
 #undef number
 #undef NAME
 
-#if WIDE > 4
-#define NARROW 4 /* for columns that do not fill a vector */
-typedef float narrow_vector __attribute__((vector_size(4 * NARROW)));
+#if defined(NARROW)
 #define number narrow_vector
 #define NAME(name) name##_narrow
-INLINE narrow_vector load_narrow(const float *from) {
-    narrow_vector n;
-    memcpy(&n, from, sizeof n);
-    return n;
-}
-INLINE void store_narrow(float *to, narrow_vector n) { memcpy(to, &n, sizeof n); }
 #include "winograd_products.h"
 #undef number
 #undef NAME
