@@ -21,8 +21,8 @@ def environment() -> dict[str, str]:
     return {**kept, "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
 
 
-_ready = multiprocessing.get_context("forkserver")
-_ready.set_forkserver_preload(["tests.commands", "quern.paper", "quern.pipeline", "torch._dynamo"])
+ready = multiprocessing.get_context("forkserver")
+ready.set_forkserver_preload(["tests.commands", "quern.paper", "quern.pipeline", "torch._dynamo"])
 
 
 class Started:
@@ -33,7 +33,7 @@ class Started:
         self._streams = [Path(self._place.name) / name for name in ("out", "err")]
         words = ["quern", *map(str, arguments)]
         given = (words, environment(), self._streams, largest_file)
-        self._process = _ready.Process(target=_run, args=given, daemon=True)
+        self._process = ready.Process(target=_run, args=given, daemon=True)
         self._process.start()
 
     def poll(self) -> int | None:

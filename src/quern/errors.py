@@ -122,6 +122,14 @@ class Diverged(TrainingError):
     """The loss of a training is no longer a number, or beyond all measure."""
 
 
+class Lost(TrainingError):
+    """Another of the processes that train together is no longer there."""
+
+
+class Repeated(TrainingError):
+    """What the leading one of the processes that train together has said already."""
+
+
 class Stopped(TrainingError):
     """Ctrl-C or SIGTERM arrived while training; the state was saved. ``signal`` is the number of the signal."""
 

@@ -31,15 +31,18 @@ def _few_milestones() -> Iterator[None]:
 @pytest.fixture
 def no_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exporting and timing take longer than all the rest."""
+    without_onnx(monkeypatch)
 
+
+def without_onnx(patch: pytest.MonkeyPatch) -> None:
     def export(network: nn.Module, path: Path, example: Tensor) -> None:
         path.write_bytes(b"onnx")
 
     def times(files: dict[str, Path], shape: Any) -> dict[str, Timing]:
         return {name: Timing(name, "onnxruntime", 1, 1, 1.0, 1.0, 1.0) for name in files}
 
-    monkeypatch.setattr("quern.pipeline._stages.to_onnx", export)
-    monkeypatch.setattr("quern.pipeline._stages.time_onnx", times)
+    patch.setattr("quern.pipeline._stages.to_onnx", export)
+    patch.setattr("quern.pipeline._stages.time_onnx", times)
 
 
 @pytest.fixture(scope="session")

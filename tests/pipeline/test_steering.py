@@ -303,5 +303,5 @@ def test_a_checkpoint_with_other_memories_is_refused(images: ImageSet, tmp_path:
 
 def test_what_cannot_be_steered_is_refused(images: ImageSet) -> None:
     for change in ({"optimizer": "adam", "compact_every": 0}, {"penalty": None, "compact_every": 0}):
-        with pytest.raises(TrainingError, match="λ is steered in one process"):
+        with pytest.raises(TrainingError, match="λ is steered with a penalty and a proximal optimizer"):
             steered(images, shallow(hidden=16), Budget(max_params=100), change)

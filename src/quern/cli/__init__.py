@@ -12,7 +12,7 @@ import quern
 from quern.cli import _bench, _compact, _compress, _data, _export, _report, _reproduce, _show, _train, _tune, _zoo
 from quern.cli._console import err_console, say, warnings_as_sentences
 from quern.cli._help import Command, Group
-from quern.errors import QuernError, Stopped
+from quern.errors import QuernError, Repeated, Stopped
 from quern.records.schema import visible
 
 __all__ = ["app", "main"]
@@ -54,7 +54,8 @@ def main() -> None:
         with warnings_as_sentences():
             app()
     except QuernError as reason:
-        say(f"quern: {visible(str(reason))}", err_console)
+        if not isinstance(reason, Repeated):
+            say(f"quern: {visible(str(reason))}", err_console)
         sys.exit(128 + reason.signal if isinstance(reason, Stopped) else 1)
     except KeyboardInterrupt:
         sys.exit(130)

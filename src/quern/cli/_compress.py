@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import re
 from dataclasses import fields
 from functools import partial
@@ -48,6 +49,8 @@ Examples:
     --max-params 20000 --out runs/unet    (your own, in a file mine/nets.py here or installed)
 
   quern compress --resume --out runs/cifar
+
+  torchrun --standalone --nproc-per-node 2 -m quern compress --dataset cifar10 --max-params 15000 --out runs/cifar
 """
 
 of_budget = partial(typer.Option, rich_help_panel="Budget (default: --max-drop 1)")
@@ -136,6 +139,7 @@ def compress(
     flip: _options.Flip = False,
     seed: _options.Seed = 0,
     device: _options.Device = "cpu",
+    precision: _options.Precision = "float32",
     threads: _options.Threads = None,
     quiet: _options.QuietRun = False,
     json_: _options.JsonOfRun = False,
@@ -232,12 +236,13 @@ def _compress(config: CompressRequest, sums: dict[str, str] | None, out: Path, q
     from quern.train import Settings
 
     _run.set_threads(config["threads"])
-    resume = sums is not None
+    resume, leads = sums is not None, os.environ.get("RANK", "0") == "0"
+    quiet, json_ = quiet or not leads, json_ and leads
     path = out / "config.json" if resume else None
     budget = schema.checked(path, config["budget"], Budget, "a budget")  # before any download, as are the settings
     epochs = config["stages"]["epochs"] + config["stages"]["grind"]
     Settings.from_dict({**config["stages"], "epochs": epochs, "penalty": config["penalty"]}, path)
-    if not resume and (out / "config.json").exists():
+    if leads and not resume and (out / "config.json").exists():
         raise TrainingError(f"{out} already holds a run: go on with --resume, or choose another folder.")
     judged: dict[str, Any] = {
         name: _named.function(text, f"--{name}") for name in ("loss", "metric") if (text := config.get(name))
@@ -292,6 +297,8 @@ def _compress(config: CompressRequest, sums: dict[str, str] | None, out: Path, q
         tell=(lambda _: None) if quiet else (lambda text: say(text, err_console)),
         about=written,
     )
+    if not leads:
+        return  # without a code: torchrun would end the leading one before it has written its report
     report = write_run_report(out)
     if not quiet:
         console = err_console if json_ else out_console

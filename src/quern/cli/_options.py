@@ -79,6 +79,7 @@ Crop = Annotated[int, of_steps(help="Shift images at random by up to this many p
 Flip = Annotated[bool, of_steps("--flip", help="Mirror half of the images.")]
 Seed = Annotated[int, of_steps(help="The same command with the same seed gives the same weights.")]
 Device = Annotated[str, of_machine(help="cpu, cuda, ...")]
+Precision = Annotated[Literal["float32", "bfloat16"], of_machine(help="bfloat16 runs under autocast.")]
 Threads = Annotated[int | None, of_machine(help="CPU threads.", show_default="all cores")]
 
 # Of compact, export and bench.

@@ -11,7 +11,7 @@ import typer
 from quern.cli import _options, _run
 from quern.cli._console import err_console, out_console, say
 from quern.cli._folder import how_to_go_on, is_compressed
-from quern.cli._options import MODELS, NORM_HELP, REAL_MODELS, of_machine, of_network, of_phases, of_run, of_steps
+from quern.cli._options import MODELS, NORM_HELP, REAL_MODELS, of_network, of_phases, of_run, of_steps
 from quern.errors import TrainingError
 from quern.records import TrainConfig, TrainRequest, check_writable, schema
 
@@ -83,7 +83,7 @@ def train(
     flip: _options.Flip = False,
     seed: _options.Seed = 0,
     device: _options.Device = "cpu",
-    precision: Annotated[Literal["float32", "bfloat16"], of_machine(help="bfloat16 runs under autocast.")] = "float32",
+    precision: _options.Precision = "float32",
     tol: Annotated[float, of_steps(help="Count magnitudes up to this as zero in what is reported.")] = 0.0,
     threads: _options.Threads = None,
     tensorboard: Annotated[bool, of_run("--tensorboard", help="Event files in the run's folder.")] = False,

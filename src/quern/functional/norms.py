@@ -1,6 +1,6 @@
 """Quaternion normalisation: the mean is a quaternion, the spread one real number or a 4x4 covariance."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,25 +13,29 @@ from quern.functional.native import batch_norm as native_batch_norm
 from quern.functional.shapes import in_layout_of, split
 
 
-def _per_channel(v: Tensor, x: Tensor) -> Tensor:
+def per_channel(v: Tensor, x: Tensor) -> Tensor:
     """A ``(4*C,)`` vector shaped to broadcast against ``x`` of shape ``(batch, 4*C, *space)``."""
     return v.view(-1, *[1] * (x.dim() - 2))
 
 
-def _moving(running: Tensor, batch: Tensor, momentum: float) -> None:
+def moving(running: Tensor, batch: Tensor, momentum: float) -> None:
     running.mul_(1 - momentum).add_(batch.detach().to(running.dtype), alpha=momentum)
 
 
-def _at_least_single(x: Tensor) -> Tensor:
+def at_least_single(x: Tensor) -> Tensor:
     """Statistics of half precision numbers are taken in single precision."""
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _samples(x: Tensor) -> int:
-    n = x.numel() // max(1, x.shape[1])
+def samples(x: Tensor) -> int:
+    """How many values of each neuron are in ``x``."""
+    return x.numel() // max(1, x.shape[1])
+
+
+def check_samples(x: Tensor, n: int) -> None:
+    """ValueError if the batch, of which ``x`` may be a part, has one value per neuron."""
     if n == 1:
         raise ValueError(f"training needs more than one value per neuron, but the input's shape is {tuple(x.shape)}.")
-    return n
 
 
 def batch_norm(
@@ -53,7 +57,7 @@ def batch_norm(
     if not training:
         if running_mean is None or running_var is None:
             raise ValueError("batch_norm needs running statistics where it does not take them from the batch.")
-        return _affine(x, running_mean, running_var, weight, bias, eps)
+        return affine(x, running_mean, running_var, weight, bias, eps)
     return _train_batch_norm(x, running_mean, running_var, weight, bias, None, momentum, eps, relu=False)
 
 
@@ -100,7 +104,8 @@ def _train_batch_norm(
     relu: bool,
 ) -> Tensor:
     """By the statistics of the batch, which the running values follow. ``added`` and ``relu`` are for the kernels."""
-    n = _samples(x)
+    n = samples(x)
+    check_samples(x, n)
     if n == 0:
         return x.clone()
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64) or needs_plain(x, weight, bias):
@@ -108,29 +113,29 @@ def _train_batch_norm(
     else:
         y, mean, var = _BatchNorm.apply(x, weight, bias, added, eps, relu)  # pyright: ignore[reportGeneralTypeIssues]
     if running_mean is not None and running_var is not None:
-        _moving(running_mean, mean, momentum)
-        _moving(running_var, var * (n / (n - 1)), momentum)
+        moving(running_mean, mean, momentum)
+        moving(running_var, var * (n / (n - 1)), momentum)
     return y
 
 
-def _affine(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+def affine(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """The normalisation with given statistics: a real one whose channels of one neuron share variance and scale."""
-    # Not repeat(4): for a few numbers cat is five times as fast.
-    scale = None if weight is None else torch.cat([weight] * 4)
+    # Not repeat(): for a few numbers cat is five times as fast.
+    scale = None if weight is None else torch.cat([weight] * len(mean))
     shift = None if bias is None else bias.flatten()
-    return F.batch_norm(x, mean.flatten(), torch.cat([var] * 4), scale, shift, False, 0.0, eps)
+    return F.batch_norm(x, mean.flatten(), torch.cat([var] * len(mean)), scale, shift, False, 0.0, eps)
 
 
 def _batch_norm_plain(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, mean ``(4, n)`` and variance ``(n,)`` by ordinary differentiable operations."""
-    dtype, x = x.dtype, _at_least_single(x)
+    dtype, x = x.dtype, at_least_single(x)
     spread, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
     mean, var = mean.view(4, -1), spread.view(4, -1).sum(0)
     scale = torch.rsqrt(var + eps) if weight is None else torch.rsqrt(var + eps) * weight
     shift = -mean * scale if bias is None else bias - mean * scale
-    y = torch.addcmul(_per_channel(shift.flatten(), x), x, _per_channel(scale.repeat(4), x))
+    y = torch.addcmul(per_channel(shift.flatten(), x), x, per_channel(scale.repeat(4), x))
     return y.to(dtype), mean, var
 
 
@@ -158,7 +163,7 @@ class _BatchNorm(torch.autograd.Function):
         else:
             mean, spread = torch.ops.aten.batch_norm_update_stats(x, None, None, 0.0)
             mean, var = mean.view(4, -1), spread.view(4, -1).sum(0)
-            y = _affine(x, mean, var, weight, bias, eps)
+            y = affine(x, mean, var, weight, bias, eps)
         # Without an addition, where the ReLU gave 0 is told from x.
         ctx.save_for_backward(x, weight, bias, mean, var, y if relu and added is not None else None)
         ctx.eps, ctx.relu = eps, relu
@@ -183,26 +188,34 @@ class _BatchNorm(torch.autograd.Function):
             results = native_batch_norm.backward(grad, x, weight, bias, mean, var, y, ctx.eps, ctx.relu)
             grad_x, along, total, grad_added = results
         else:
-            grad_x, along, total = _gradients_by_torch(grad, x, weight, mean, var, ctx.eps)
+            grad_x, along, total = gradients_by_torch(grad, x, weight, mean, var, ctx.eps)
         grad_weight, grad_bias = along if weight is not None else None, total if bias is not None else None
         return grad_x, grad_weight, grad_bias, grad_added if needs_added else None, None, None
 
 
-def _gradients_by_torch(
-    grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, var: Tensor, eps: float
+def gradients_by_torch(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    eps: float,
+    of_all: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, float]] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    inverse = torch.rsqrt(var + eps)
+    """The gradients of input, weight and bias. ``of_all`` makes of this part's sums those of the whole batch, and says
+    how many values of a neuron that has."""
+    inverse, components = torch.rsqrt(var + eps), len(mean)
     scale = inverse if weight is None else inverse * weight
-    repeated = None if weight is None else weight.repeat(4)
+    repeated = None if weight is None else weight.repeat(components)
     # As if the statistics were constants: s g, and the sums of g (x - mu) / sigma and of g over batch and space.
     grad_x, along, total = torch.ops.aten.native_batch_norm_backward(
-        grad, x, repeated, mean.flatten(), var.repeat(4), None, None, False, eps, [True, True, True]
+        grad, x, repeated, mean.flatten(), var.repeat(components), None, None, False, eps, [True, True, True]
     )
-    along, total = along.view(4, -1).sum(0), total.view(4, -1)
-    n = x.numel() / x.shape[1]
-    slope = -scale * inverse * along / n
-    offset = -scale * total / n - slope * mean
-    grad_x.addcmul_(x, _per_channel(slope.repeat(4), x)).add_(_per_channel(offset.flatten(), x))
+    along, total = along.view(components, -1).sum(0), total.view(components, -1)
+    all_along, all_total, n = (along, total, x.numel() / x.shape[1]) if of_all is None else of_all(along, total)
+    slope = -scale * inverse * all_along / n
+    offset = -scale * all_total / n - slope * mean
+    grad_x.addcmul_(x, per_channel(slope.repeat(components), x)).add_(per_channel(offset.flatten(), x))
     return grad_x, along, total
 
 
@@ -215,13 +228,15 @@ def whiten(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    summed: Callable[[Tensor], Tensor] | None = None,
 ) -> Float[Tensor, "batch channels *space"]:
     r"""Whitening batch normalisation :math:`\Gamma L^{-1} (h - \mu) + \beta` with the Cholesky factor
     :math:`L L^\top = \mathrm{Cov}(h) + \varepsilon I` of the 4x4 covariance of a neuron's components.
 
     Unlike the eigenvectors of the covariance, its Cholesky factor has a finite gradient when eigenvalues coincide.
+    ``summed`` sums over the parts of a batch, where x is one of several.
     """
-    arguments = (x, running_mean, running_cov, weight, bias, training, momentum, eps)
+    arguments = (x, running_mean, running_cov, weight, bias, training, momentum, eps, summed)
     if not torch.amp.is_autocast_available(x.device.type):
         return _whiten(*arguments)
     with torch.autocast(x.device.type, enabled=False):  # a covariance in half precision need not be positive
@@ -237,18 +252,24 @@ def _whiten(
     training: bool,
     momentum: float,
     eps: float,
+    summed: Callable[[Tensor], Tensor] | None,
 ) -> Tensor:
-    h = _at_least_single(split(x, 1)).movedim(2, 0).movedim(1, 2).flatten(2)  # (C, 4, batch * space)
+    h = at_least_single(split(x, 1)).movedim(2, 0).movedim(1, 2).flatten(2)  # (C, 4, batch * space)
     if training:
-        n = _samples(x)
-        if not x.numel():
+        n = samples(x)
+        if summed is not None:
+            n = int(summed(h.new_tensor([n], dtype=torch.float64)))
+        check_samples(x, n)
+        if n == 0:
             return x.clone()
-        mean = h.mean(2)
+        total = h.sum(2)
+        mean = (total if summed is None else summed(total)) / n
         centred = h - mean.unsqueeze(2)
-        cov = centred @ centred.mT / n
+        squares = centred @ centred.mT
+        cov = (squares if summed is None else summed(squares)) / n
         if running_mean is not None and running_cov is not None:
-            _moving(running_mean, mean.T, momentum)
-            _moving(running_cov, cov.permute(1, 2, 0) * (n / (n - 1)), momentum)
+            moving(running_mean, mean.T, momentum)
+            moving(running_cov, cov.permute(1, 2, 0) * (n / (n - 1)), momentum)
     else:
         if running_mean is None or running_cov is None:
             raise ValueError("whiten needs running statistics where it does not take them from the batch.")
@@ -280,7 +301,7 @@ def layer_norm(
     shape = tuple(normalized_shape)
     if tuple(x.shape[x.dim() - len(shape) :]) != shape:
         raise ValueError(f"the last axes of the input must be {shape}, but its shape is {tuple(x.shape)}.")
-    h = _at_least_single(split(x, -1))
+    h = at_least_single(split(x, -1))
     dims = [d for d in range(-len(shape) - 1, 0) if d != -2]
     spread, mean = torch.var_mean(h, dims, correction=0, keepdim=True)
     y = (h - mean) * torch.rsqrt(spread.sum(-2, keepdim=True) + eps)
@@ -303,7 +324,7 @@ def group_norm(
     ``x`` is ``(batch, 4*C, *space)``. Each of ``num_groups`` groups of quaternion channels has, in each sample, one
     mean quaternion :math:`\mu` and one :math:`\sigma^2 = E\,|h - \mu|^2` over its channels and positions.
     """
-    h = _at_least_single(split(x, 1)).unflatten(2, (num_groups, -1))  # (batch, 4, groups, C/groups, *space)
+    h = at_least_single(split(x, 1)).unflatten(2, (num_groups, -1))  # (batch, 4, groups, C/groups, *space)
     dims = list(range(3, h.dim()))
     spread, mean = torch.var_mean(h, dims, correction=0, keepdim=True)
     y = ((h - mean) * torch.rsqrt(spread.sum(1, keepdim=True) + eps)).flatten(2, 3)

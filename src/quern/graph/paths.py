@@ -20,11 +20,13 @@ def has_rows(layer: nn.Module) -> bool:
     return spec_of(layer).components == 4 and has_bias(layer)
 
 
-def norms_behind(model: nn.Module, of: Callable[[nn.Module], bool] = has_rows) -> dict[str, tuple[str, ...]] | None:
+def norms_behind(
+    model: nn.Module, of: Callable[[nn.Module], bool] = has_rows, *, directly: bool = False
+) -> dict[str, tuple[str, ...]] | None:
     """By the name of each layer ``of`` a kind whose outputs all end in batch normalisations: the names of those.
 
     On the way there a constant stays the same constant at every place: activations and pooling, no dropout, no sums
-    with other values. None if the network cannot be traced.
+    with other values; or nothing is on the way, ``directly``. None if the network cannot be traced.
     """
     root = nn.Sequential(model) if Tracer().is_leaf_module(model, "") else model
     try:
@@ -34,7 +36,7 @@ def norms_behind(model: nn.Module, of: Callable[[nn.Module], bool] = has_rows) -
     ends: dict[str, set[str] | None] = {}
     for node in graph.nodes:
         if node.op == "call_module" and of(root.get_submodule(str(node.target))):
-            norms, known = _ends(root, node), ends.get(str(node.target), set())
+            norms, known = _ends(root, node, directly), ends.get(str(node.target), set())
             ends[str(node.target)] = None if norms is None or known is None else norms | known
     names = {layer: name for name, layer in model.named_modules()}  # as the model itself has them
 
@@ -44,7 +46,7 @@ def norms_behind(model: nn.Module, of: Callable[[nn.Module], bool] = has_rows) -
     return {own(layer): tuple(sorted(map(own, norms))) for layer, norms in ends.items() if norms}
 
 
-def _ends(root: nn.Module, node: fx.Node) -> set[str] | None:
+def _ends(root: nn.Module, node: fx.Node, directly: bool) -> set[str] | None:
     """The batch normalisations that all uses of a value end in; None if one ends elsewhere."""
     ends: set[str] = set()
     for user in node.users:
@@ -53,7 +55,8 @@ def _ends(root: nn.Module, node: fx.Node) -> set[str] | None:
             ends.add(str(user.target))
             continue
         keeps = operation(user.target).keeps_constants if layer is None else spec_of(layer).keeps_constants(layer)
-        beyond = _ends(root, user) if keeps and len(user.all_input_nodes) == 1 else None
+        goes_on = keeps and not directly and len(user.all_input_nodes) == 1
+        beyond = _ends(root, user, directly) if goes_on else None
         if beyond is None:
             return None
         ends |= beyond

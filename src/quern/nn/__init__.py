@@ -20,6 +20,7 @@ from quern.nn._pool import QMaxPool1d, QMaxPool2d, QMaxPool3d, SplitMaxPool2d
 from quern.nn._readout import Modulus, QModReLU
 from quern.nn._recurrent import QGRU, QLSTM, QRNN
 from quern.nn._sequential import Sequential
+from quern.nn._synchronized import convert_sync_batchnorm, revert_sync_batchnorm
 from quern.nn._transformer import (
     QTransformerDecoder,
     QTransformerDecoderLayer,
@@ -32,4 +33,4 @@ __all__ += ["QConv3d", "QConvTranspose1d", "QConvTranspose2d", "QConvTranspose3d
 __all__ += ["QTransformerDecoder", "QTransformerDecoderLayer", "QTransformerEncoder", "QTransformerEncoderLayer"]
 __all__ += ["QEmbedding", "QGroupNorm", "QLayerNorm", "QLinear", "QMaxPool1d", "QMaxPool2d", "QMaxPool3d", "QModReLU"]
 __all__ += ["QMultiheadAttention", "QWhiteningBatchNorm2d", "Sequential", "SplitConv2d", "SplitMaxPool2d", "cat"]
-__all__ += ["encode_gray", "encode_rgb", "init"]
+__all__ += ["convert_sync_batchnorm", "encode_gray", "encode_rgb", "init", "revert_sync_batchnorm"]

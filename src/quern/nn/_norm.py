@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from quern import functional as F
+from quern.functional import synchronized
 from quern.functional.norms import batch_norm_and_relu
 from quern.functional.shapes import quaternions
 
@@ -13,13 +14,16 @@ class _RunningNorm(nn.Module):
     """Abstract: what the batch normalisations share: scale, shift, running statistics.
 
     ``space`` says with how many spatial axes an input may come, ``per_neuron`` the shape of a neuron's scale and spread
-    (a number, or a 4x4 matrix), ``spread`` the name of the buffer of the latter.
+    (a number, or a 4x4 matrix), ``spread`` the name of the buffer of the latter. While training, a ``synchronized``
+    layer takes its statistics from the batches of all processes.
     """
 
     space: tuple[int, ...]
     per_neuron: tuple[int, ...]
     spread: str
     normalize: Callable[..., Tensor]
+    normalize_together: Callable[..., Tensor]
+    synchronized = False
     weight: nn.Parameter | None
     bias: nn.Parameter | None
     running_mean: Tensor | None
@@ -94,6 +98,8 @@ class _RunningNorm(nn.Module):
         self._check(input)
         statistics = self.running_mean, getattr(self, self.spread)
         share, from_batch = self._share_of_batch(), self.training or self.running_mean is None
+        if self.synchronized and self.training and synchronized.together():
+            return self.normalize_together(input, *statistics, self.weight, self.bias, share, self.eps)
         return self.normalize(input, *statistics, self.weight, self.bias, from_batch, share, self.eps)
 
     def extra_repr(self) -> str:
@@ -109,6 +115,7 @@ class QBatchNorm(_RunningNorm):
     per_neuron = ()
     spread = "running_var"
     normalize = staticmethod(F.batch_norm)
+    normalize_together = staticmethod(synchronized.batch_norm)
     running_var: Tensor | None
 
     def forward_and_add(
@@ -118,6 +125,10 @@ class QBatchNorm(_RunningNorm):
         relu: bool,
     ) -> Float[Tensor, "batch channels *space"]:
         """The layer's output, plus what is ``added``, through a ReLU if so asked: see :class:`quern.nn.Sequential`."""
+        if self.synchronized and self.training and synchronized.together():
+            y = self.forward(input)
+            y = y if added is None else y + added
+            return torch.relu(y) if relu else y
         self._check(input)
         share, from_batch = self._share_of_batch(), self.training or self.running_mean is None
         given = input, self.running_mean, self.running_var, self.weight, self.bias, added
@@ -161,6 +172,7 @@ class QWhiteningBatchNorm2d(_RunningNorm):
     per_neuron = (4, 4)
     spread = "running_cov"
     normalize = staticmethod(F.whiten)
+    normalize_together = staticmethod(synchronized.whiten)
     running_cov: Tensor | None
 
 

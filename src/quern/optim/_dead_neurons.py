@@ -1,11 +1,15 @@
-"""Dead neurons in front of a batch normalisation are held still while others train.
+"""What a batch normalisation takes away again is held still while the rest trains.
+
+The bias of a layer right in front of one has no effect while training, and a gradient of zero but for rounding. Adam
+makes steps of length lr out of such noise: the running mean lags behind the bias, and no two ways to add up the same
+numbers end with the same network.
 
 A neuron whose weights are all zero puts out its bias, and a batch normalisation takes that away again. So the gradients
-of the bias, and of the γ behind it, are zero but for rounding. Adam makes steps of length lr out of such noise: the
-running mean lags behind the bias, the running variance goes to zero, and in eval mode the neuron puts out
-γ (b - μ)/√ε in place of nothing.
+of the bias, and of the γ behind it, are noise too. The running variance goes to zero, and in eval mode the neuron puts
+out γ (b - μ)/√ε in place of nothing.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from quern.graph import spec_of
-from quern.graph.paths import has_rows, norms_behind
+from quern.graph.paths import has_bias, has_rows, norms_behind
 
 
 def _without_weights(layer: Any) -> Tensor | None:
@@ -29,14 +33,15 @@ def _without_weights(layer: Any) -> Tensor | None:
 
 class DeadNeurons:
     """What belongs to the dead neurons of ``model`` that end in a batch normalisation, and has no effect: the bias of
-    the layer, and the scale γ of the normalisation.
+    the layer, and the scale γ of the normalisation. An optimizer also holds every bias right in front of
+    normalisations that take their statistics from the batch.
 
     In a network that cannot be traced, every quaternion layer counts as ending in a normalisation if there is any: a
     bias that is not trained does less harm than an eval mode that lies.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        modules = dict(model.named_modules())
+        modules: dict[str, Any] = dict(model.named_modules())
         normed = any(spec_of(layer).normalises for layer in modules.values())
         behind = norms_behind(model) if normed else {}
         if behind is None:
@@ -47,6 +52,14 @@ class DeadNeurons:
         # A normalisation behind several layers has scales that belong to none of them alone.
         self._pairs = [
             (modules[name], [modules[norm] for norm in names if counts[norm] == 1]) for name, names in behind.items()
+        ]
+
+        directly = (norms_behind(model, has_bias, directly=True) if normed else None) or {}
+        owners = Counter(id(p) for layer in modules.values() for p in layer.parameters(recurse=False))
+        self._idle: list[tuple[Any, list[Any]]] = [
+            (bias, [modules[norm] for norm in norms])
+            for name, norms in directly.items()
+            if owners[id(bias := modules[name].bias)] == 1
         ]
 
     def _parameters(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
@@ -66,6 +79,7 @@ class DeadNeurons:
     def values(self) -> list[tuple[nn.Parameter, Tensor]]:
         """What may have to be put back: a copy of every bias and scale in question."""
         held = [p for layer, norms in self._pairs for p in (layer.bias, *(norm.weight for norm in norms))]
+        held += [bias for bias, _ in self._idle]
         return [(p, p.detach().clone()) for p in held if isinstance(p, nn.Parameter)]
 
     def masks(self) -> list[tuple[nn.Parameter, Tensor]]:
@@ -74,7 +88,10 @@ class DeadNeurons:
 
     @torch.no_grad()
     def put_back_(self, values: list[tuple[nn.Parameter, Tensor]]) -> None:
-        """Undo what a step did to dead neurons, ``values`` being those from before it."""
+        """Undo what a step did to them, ``values`` being those from before it."""
         before = {id(p): value for p, value in values}
+        for bias, norms in self._idle:
+            if id(bias) in before and all(norm.training for norm in norms):
+                bias.copy_(before[id(bias)])
         for p, dead in self._parameters():
             p.copy_(torch.where(dead, before[id(p)], p))

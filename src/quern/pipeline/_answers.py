@@ -13,21 +13,22 @@ from quern.data import ImageSet
 from quern.graph import Example
 from quern.records import Answers
 from quern.train import as_arguments
+from quern.train.team import Team
 
 SAMPLES_PER_OUTCOME = 6
 
 
 @torch.no_grad()
 def compare_answers(
-    dense: nn.Module, small: nn.Module, batches: Iterable[tuple[Example, Tensor]]
+    dense: nn.Module, small: nn.Module, batches: Iterable[tuple[Example, Tensor]], crew: Team | None = None
 ) -> tuple[Tensor, Tensor]:
     """The class of every input, and who answers right: 0 both networks, 1 only the dense one, 2 only the small one,
-    3 neither. One pass over the batches; the networks are in eval mode."""
-    labels, outcomes = [], []
+    3 neither. One pass over the batches, which were dealt out among the ``crew``; the networks are in eval mode."""
+    answered = []
     for inputs, classes in batches:
         dense_wrong, small_wrong = (network(*as_arguments(inputs)).argmax(1) != classes for network in (dense, small))
-        labels.append(classes.cpu())
-        outcomes.append((2 * dense_wrong + small_wrong).cpu())
+        answered.append((classes.cpu(), (2 * dense_wrong + small_wrong).cpu()))
+    labels, outcomes = zip(*(crew or Team()).collected(answered), strict=True)
     return torch.cat(labels), torch.cat(outcomes)
 
 

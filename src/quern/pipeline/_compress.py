@@ -1,7 +1,6 @@
 """``compress``: its arguments, and what is refused before any training."""
 
 import inspect
-import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -14,7 +13,7 @@ from torch import nn
 from quern import runtime
 from quern.bench.machine import facts
 from quern.data import ImageSet
-from quern.errors import Stopped, TrainingError, instead_of
+from quern.errors import Lost, Stopped, TrainingError, instead_of
 from quern.graph import batch_norms, check_module, quaternion_weights
 from quern.penalties import GammaL1, Penalty
 from quern.pipeline._budgets import check_budget
@@ -36,7 +35,7 @@ from quern.train import (
     source,
     task_of,
 )
-from quern.train.team import Team
+from quern.train.team import team
 
 
 def compress(
@@ -92,7 +91,8 @@ def compress(
     says in the table what that comes to.
 
     With ``out`` everything is kept in that folder, and ``resume`` goes on where it stopped. ``about`` is added to
-    what is written down.
+    what is written down. Under torchrun the processes train together, as in :func:`quern.train.fit`; the leading one
+    decides, writes and measures, and all return the same.
     """
     check_module(model)
     limits: dict[str, Any] = {
@@ -135,19 +135,25 @@ def compress(
     if from_scratch:
         check_can_begin_anew(model)
     folder = None if out is None else Path(out)
-    try:
-        with tempfile.TemporaryDirectory(prefix="quern-compress-") as elsewhere:
-            batches = source(data, small_settings, Team(), find_device(small_settings.device), model, task)
-            _check_job(model, small_settings, budget, data, batches, task)
-            judged = {"loss": loss, "metric": metric, "lower_is_better": lower_is_better}
-            job = Job(data, batches, task, judged, folder or Path(elsewhere), resume, watchers, tell)
-            origin = {"environment": facts(), **(about or {})}
-            return run_stages(job, model, dense_settings, small_settings, scratch_settings, budget, origin)
-    except Stopped as reason:
-        advice = "nothing is kept without a folder: say out="
-        if folder is not None:
-            advice = f"go on with: quern compress --resume --out {folder}" if about else "go on with resume=True"
-        raise Stopped(f"stopped by signal {reason.signal}; {advice}.", reason.signal) from None
+    judged = {"loss": loss, "metric": metric, "lower_is_better": lower_is_better}
+    device = find_device(small_settings.device)
+    with team(device) as crew, tempfile.TemporaryDirectory(prefix="quern-compress-") as elsewhere:
+        try:
+            with crew.complete(lambda: "quern compress."):
+                batches = source(data, small_settings, crew, crew.device(device), model, task)
+                _check_job(model, small_settings, budget, data, batches, task)
+                alone: Any = (watchers, tell) if crew.leads else ((), lambda _: None)
+                job = Job(data, batches, task, judged, folder or Path(elsewhere), resume, *alone)
+                origin = {"environment": facts(), **(about or {})}
+                return run_stages(job, model, dense_settings, small_settings, scratch_settings, budget, origin)
+        except (Stopped, Lost) as reason:
+            advice = "nothing is kept without a folder: say out="
+            if folder is not None:
+                launch = crew.launch("compress", folder)
+                advice = f"go on with: {launch}" if about else "go on with resume=True"
+            if isinstance(reason, Lost):
+                raise Lost(f"another of the {crew.size} processes was lost; {advice}.") from reason
+            raise Stopped(f"stopped by signal {reason.signal}; {advice}.", reason.signal) from None
 
 
 _SET_HERE = ("compact_every", "heal_dropout")  # fields of Settings that are no options of compress
@@ -181,10 +187,6 @@ def _check_job(
     model: nn.Module, settings: Settings, budget: Budget, data: ImageSet | Loaders, batches: Source, task: Task
 ) -> None:
     """What can be known to fail later is said now."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise TrainingError(
-            "compress is for one process: train the dense network by quern train with several, and start from that."
-        )
     assert settings.penalty is not None
     try:
         settings.penalty.check(model)
@@ -198,7 +200,7 @@ def _check_job(
         elif not batch_norms(model):
             sentence += ' (norm="after_conv" in quern.models), or take a penalty of weights, penalty=RQL(1.0)'
         raise TrainingError(f"{sentence}.") from reason
-    if next(iter(held_out(batches)), None) is None:
+    if not any(batches.crew.gathered(next(iter(held_out(batches)), None) is not None)):
         raise TrainingError("the loader to test with has no batches.")
     check_fits(model, data, batches, task)
     check_compacts(model, batches.example)

@@ -3,6 +3,8 @@
 To *grind* is to train under a penalty until neurons are zero, to *heal* is to fine-tune what is left. Each stage is a
 function of plain values. It writes what it made into the run's folder under its final name only when it is whole, and
 is skipped on resume if that is there.
+
+Under torchrun all processes train; the leading one alone decides, writes, exports and measures.
 """
 
 import copy
@@ -11,7 +13,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,7 @@ from quern.train import (
     fit,
     held_out,
 )
+from quern.train.team import Team
 
 Tell = Callable[[str], None]
 TRIAL = 4  # one in so many images is enough to see how a network would heal
@@ -74,6 +77,10 @@ class Job:
     watchers: Sequence[Watcher]
     tell: Tell
 
+    @property
+    def crew(self) -> Team:
+        return self.batches.crew
+
     def fit(self, name: str, network: nn.Module, settings: Settings, **options: Any) -> Result:
         going_on = self.resume and (self.out / name).is_dir()
         return fit(network, self.data, settings, self.out / name, going_on, self.watchers, **self.judged, **options)
@@ -81,14 +88,15 @@ class Job:
     def finished(self, name: str, model: nn.Module) -> tuple[nn.Module, Result] | None:
         """The network and the result of a stage that is done, on resume."""
         folder = self.out / name
-        if not (self.resume and (folder / "result.json").exists() and (folder / "model.safetensors").exists()):
+        done = self.resume and (folder / "result.json").exists() and (folder / "model.safetensors").exists()
+        if not self.crew.from_leader(done):
             return None
         result = schema.read(folder / "result.json", Result, "the result of a run", f"remove {folder} to do it again")
         self.tell(f"the {name} network is there")
         return io.load(folder / "model.safetensors", model).to(self.batches.device), result
 
     def example_batch(self) -> Example:
-        return first(next(iter(self.batches.val()))[0], 64)
+        return first(self.batches.shown[0], 64)
 
     def one_input(self) -> tuple[Any, ...]:
         """What a network is timed with."""
@@ -114,41 +122,77 @@ def run_stages(
         settings["task"] = task
     if scratch_settings is not None:
         settings["scratch"] = scratch_settings.to_dict()
-    open_folder(job.out, settings, origin, job.resume)
+    crew = job.crew
+    crew.led(lambda: open_folder(job.out, settings, origin, job.resume))
     dense, dense_result = _train_dense(job, model, dense_settings)
-    _export(job, "dense", dense)
+    crew.led(lambda: _export(job, "dense", dense))
     small, small_result = _grind(job, dense, dense_result, small_settings, budget)
-    _export(job, "small", small)
+    crew.led(lambda: _export(job, "small", small))
     scratch = None if scratch_settings is None else _train_from_scratch(job, small, scratch_settings)
+    results = {"dense": dense_result, "small": small_result, "scratch": scratch}
+    judged = _judge(job, dense, small)
+
+    def compare_and_record() -> Comparison:
+        comparison = _compare(job, dense, small, results, judged, budget)
+        _record(job, dense, small, results, judged, {**origin, "settings": settings}, comparison)
+        return comparison
+
+    comparison = crew.led(compare_and_record)
+    known = {field.name: getattr(comparison, field.name) for field in fields(Comparison)}
+    return Compressed(**known, dense_network=dense, small_network=small)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What the networks come to on the same inputs, by name; of classes also their answers, and what chance gives."""
+
+    values: dict[str, float]
+    chance: Chance | None = None
+    answers: tuple[Answers, ...] = ()
+    outcomes: Tensor | None = None
+
+
+def _judge(job: Job, dense: nn.Module, small: nn.Module) -> _Judged:
+    if not job.task.classifies:
+        networks = {"dense": dense, "small": small}
+        values = {name: evaluate(one, held_out(job.batches), job.crew, job.task)[1] for name, one in networks.items()}
+        return _Judged(values)
+    labels, outcomes = compare_answers(dense, small, held_out(job.batches), job.crew)
+    answers = count_by_class(labels, outcomes, job.data.classes if isinstance(job.data, ImageSet) else ())
+    total = Answers.total(answers)
+    chance = Chance(max(of_class.inputs for of_class in answers) / len(labels), len(labels))
+    return _Judged({"dense": total.dense, "small": total.small}, chance, answers, outcomes)
+
+
+def _compare(
+    job: Job, dense: nn.Module, small: nn.Module, results: dict[str, Result | None], judged: _Judged, budget: Budget
+) -> Comparison:
     job.tell("timing both networks in onnxruntime")
     times = time_onnx({name: job.out / name / "model.onnx" for name in ("dense", "small")}, job.one_input())
     packed = _packed_sizes(job)
-    chance, answers, outcomes = None, (), None
-    if job.task.classifies:
-        labels, outcomes = compare_answers(dense, small, held_out(job.batches))
-        answers = count_by_class(labels, outcomes, job.data.classes if isinstance(job.data, ImageSet) else ())
-        total = Answers.total(answers)
-        values = {"dense": total.dense, "small": total.small}
-        chance = Chance(max(of_class.inputs for of_class in answers) / len(labels), len(labels))
-    else:
-        networks = {"dense": dense, "small": small}
-        values = {name: evaluate(one, held_out(job.batches), task=job.task)[1] for name, one in networks.items()}
-    compressed = Compressed(
-        _column(job, "dense", dense, dense_result, values["dense"], times["dense"].median_ms, packed.get("dense")),
-        _column(job, "small", small, small_result, values["small"], times["small"].median_ms, packed.get("small")),
-        budget,
-        chance,
-        answers,
-        dense,
-        small,
-        metric=job.task.metric,
-        scratch=None if scratch is None else _scratch(job, scratch),
-    )
-    results = {"dense": dense_result, "small": small_result, "scratch": scratch}
+
+    def column(name: str, network: nn.Module) -> Network:
+        result = results[name]
+        assert result is not None
+        return _column(job, name, network, result, judged.values[name], times[name].median_ms, packed.get(name))
+
+    columns = column("dense", dense), column("small", small)
+    scratch = None if (result := results["scratch"]) is None else _scratch(job, result)
+    return Comparison(*columns, budget, judged.chance, judged.answers, metric=job.task.metric, scratch=scratch)
+
+
+def _record(
+    job: Job,
+    dense: nn.Module,
+    small: nn.Module,
+    results: dict[str, Result | None],
+    judged: _Judged,
+    origin: dict[str, Any],
+    comparison: Comparison,
+) -> None:
     record = {
         **{name: value for name, value in origin.items() if name not in ("metric", "lower_is_better")},
-        "settings": settings,
-        **compressed.to_dict(),
+        **comparison.to_dict(),
         "layers": [
             {"name": before.name, "kind": before.kind, "dense": before.neurons, "small": after.neurons}
             for before, after in zip(measure(dense).counted_layers, measure(small).counted_layers, strict=True)
@@ -157,10 +201,9 @@ def run_stages(
         "dead_by": "compaction",
         "history": {name: to_plain(result.history) for name, result in results.items() if result is not None},
     }
-    if isinstance(job.data, ImageSet) and outcomes is not None:
-        write_text(job.out / "samples.json", json.dumps(samples(dense, small, job.data, outcomes)) + "\n")
+    if isinstance(job.data, ImageSet) and judged.outcomes is not None:
+        write_text(job.out / "samples.json", json.dumps(samples(dense, small, job.data, judged.outcomes)) + "\n")
     write_text(job.out / "record.json", json.dumps(record, indent=1) + "\n")
-    return compressed
 
 
 def _train_dense(job: Job, model: nn.Module, settings: Settings | None) -> tuple[nn.Module, Result]:
@@ -172,17 +215,21 @@ def _train_dense(job: Job, model: nn.Module, settings: Settings | None) -> tuple
         job.tell(f"dense network: {in_epochs(settings.epochs)}")
         return dense, job.fit("dense", dense, settings)
     dense.to(job.batches.device).eval()
-    _, value = evaluate(dense, job.batches.val(), task=job.task)
+    _, value = evaluate(dense, job.batches.val(), job.crew, job.task)
     tests = job.batches.test()
-    loss, tested = (None, None) if tests is None else evaluate(dense, tests, task=job.task)
+    loss, tested = (None, None) if tests is None else evaluate(dense, tests, job.crew, job.task)
     metric = job.task.metric
     judged: Any = {"val_accuracy": None, "test_accuracy": None, **metric.keyed(val=value, test=tested)}
     sparsity = measure(dense, job.batches.example)
     result = Result(history=(), best_epoch=0, test_loss=loss, sparsity=sparsity, seconds=0.0, metric=metric, **judged)
-    folder = job.out / "dense"
-    folder.mkdir(parents=True, exist_ok=True)
-    io.save(dense, folder / "model.safetensors", metrics=result.metrics(), images=job.batches.image_format())
-    write_text(folder / "result.json", json.dumps(result.to_dict(), indent=1))
+
+    def keep() -> None:
+        folder = job.out / "dense"
+        folder.mkdir(parents=True, exist_ok=True)
+        io.save(dense, folder / "model.safetensors", metrics=result.metrics(), images=job.batches.image_format())
+        write_text(folder / "result.json", json.dumps(result.to_dict(), indent=1))
+
+    job.crew.led(keep)
     return dense, result
 
 
@@ -220,9 +267,14 @@ def _grind(
 
     steer = None
     if budget:
-        options = {"images": job.batches.image_format(), "metric": job.task.metric, "dense_value": dense_result.val}
+        options: dict[str, Any] = {
+            "images": job.batches.image_format(),
+            "metric": job.task.metric,
+            "dense_value": dense_result.val,
+        }
         packs = packs_of(job.data, job.batches.example)
-        steer = Steering(budget, job.batches.example, speedup=speedup, trial=trial, packs=packs, **options)
+        options |= {"speedup": speedup, "trial": trial, "packs": packs, "crew": job.crew}
+        steer = Steering(budget, job.batches.example, **options)
     job.tell(f"small network: {in_epochs(settings.epochs)} to grind, {settings.heal} to heal")
     small = copy.deepcopy(dense)
     return small, job.fit("small", small, settings, teacher=teacher, steer=steer)

@@ -29,6 +29,7 @@ from quern.pipeline._sizes import Packs, Size, SizeCounter, planned_size
 from quern.records import ACCURACY, Budget, Metric
 from quern.records.schema import Between, Count, Positive, check
 from quern.train import Grinding
+from quern.train.team import Team
 
 __all__ = ["Steering"]
 
@@ -60,7 +61,8 @@ class Steering:
     ``min_speedup``: multiply-adds lead there, the clock decides. ``packs`` says what a network takes when it is packed,
     for ``max_flash`` and ``max_ram``. ``trial`` heals a copy of a network for a while and
     gives its value by ``metric``, and ``dense_value`` is that of the dense one, for ``max_drop`` alone: it is ground
-    smaller from epoch to epoch until the next epoch would take too much.
+    smaller from epoch to epoch until the next epoch would take too much. Of the processes of a ``crew`` the leading one
+    decides; trials are trainings of all.
     """
 
     def __init__(
@@ -75,14 +77,18 @@ class Steering:
         packs: Packs | None = None,
         metric: Metric = ACCURACY,
         dense_value: float = 0.0,
+        crew: Team | None = None,
     ) -> None:
         self.budget, self.example, self.by_cost, self.images = budget, example, by_cost, images
         self.speedup, self.trial, self.packs = speedup, trial, packs
-        self.metric, self.dense_value = metric, dense_value
+        self.metric, self.dense_value, self.crew = metric, dense_value, crew or Team()
         self._counter: SizeCounter | None = None
 
     def remove(self, now: Grinding) -> Plan | None:
         """What stands between the network and this milestone: the weakest neurons by the penalty's own measure."""
+        return self.crew.led(lambda: self._remove(now))
+
+    def _remove(self, now: Grinding) -> Plan | None:
         if now.memory:
             self._check(now.memory)
         elif (dense := self._planned_size(now.model)) is None:
@@ -138,9 +144,24 @@ class Steering:
 
     def strength(self, now: Grinding) -> float | None:
         """The λ that would lead to the next milestone; 0 for a network that died, which comes back without it."""
+        tried = self.crew.led(lambda: self._plan_of_trial(now))
+        value = None
+        if tried is not None:
+            assert self.trial is not None
+            value = self.trial(compact(now.model, tried))
+        return self.crew.led(lambda: self._strength(now, value))
+
+    def _plan_of_trial(self, now: Grinding) -> Plan | None:
+        """What is left out of a copy of the network that is to be tried, if it is time for that."""
+        if self.budget.of_size or now.milestone == 0 or now.milestone % 2 or not now.memory or self._is_dead(now):
+            return None
+        return plan(now.model, self.example)
+
+    def _strength(self, now: Grinding, value: float | None) -> float | None:
+        """The same, where a trial had this value."""
         if not now.memory or self._is_dead(now):
             return 0.0
-        if self._reached(now):
+        if self._reached(now, value):
             return None
         if self.by_cost:
             now.optimizer.weigh(self._costs(now))
@@ -159,12 +180,12 @@ class Steering:
         dense = self._excess(now.memory, Size(**now.memory["dense"]))
         return dense ** max(0.0, 1 - milestone / (now.milestones - 1))
 
-    def _reached(self, now: Grinding) -> bool:
+    def _reached(self, now: Grinding, value: float | None) -> bool:
         memory, size = now.memory, self._size(now)
         if size is None:
             return False
         if not self.budget.of_size:
-            return now.milestone > 0 and now.milestone % 2 == 0 and self._next_takes_too_much(now, size)
+            return value is not None and self._next_takes_too_much(now, size, value)
         if self._excess(memory, size) > 1:
             return False
         if memory["counted"] and ((size := self._planned_size(now.model)) is None or self._excess(memory, size) > 1):
@@ -177,14 +198,12 @@ class Steering:
         memory["macs_ratio"] *= max(1.0, MARGIN * MARGIN * self.budget.min_speedup / speedup)
         return speedup >= MARGIN * self.budget.min_speedup
 
-    def _next_takes_too_much(self, now: Grinding, size: Size) -> bool:
-        """Whether a trial of the network as it is says: the way to the next trial would lose too much, if it
+    def _next_takes_too_much(self, now: Grinding, size: Size, value: float) -> bool:
+        """Whether the ``value`` of the network as it is says: the way to the next trial would lose too much, if it
         loses as much as the way here."""
-        assert self.trial is not None
         assert self.budget.max_drop is not None
         trials = now.memory["trials"]
         before = trials[-1]["value"] if trials else self.dense_value
-        value = self.trial(compact(now.model, self.example))
         trials.append({"parameters": size.parameters, "value": value})
         lost = self.metric.lost(self.dense_value, value) + max(0.0, self.metric.lost(before, value))
         return lost > self.budget.max_drop

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from quern.data import Images, ImageSet
 from quern.errors import TrainingError
 from quern.graph import Example
-from quern.train._inputs import as_arguments, count_of, first, inputs_and_targets, tensors_in
+from quern.train._inputs import as_arguments, count_of, digest, first, inputs_and_targets, part, tensors_in
 from quern.train._settings import Settings
 from quern.train._task import Task, check_labels, check_loss, evaluate, run
 from quern.train.team import Team
@@ -61,6 +61,9 @@ class Loaders:
     ``train`` is gone through once an epoch and needs a length; what it draws from torch's global generator is the same
     in a training that was resumed. The others are gone through several times. Without ``test``
     there is no accuracy, or other metric, of a test.
+
+    Under torchrun every process goes through the same loaders, and takes its part of each batch: a batch must be the
+    same in all of them, so a loader draws from torch's global generator alone and needs no ``DistributedSampler``.
     """
 
     train: Iterable[Any]
@@ -83,14 +86,17 @@ class Batch(NamedTuple):
 
 @runtime_checkable
 class Source(Protocol):
-    """Where a training gets its batches from. ``test()`` is None where there is nothing to test with;
-    ``image_format()`` is what the network's file says of the images."""
+    """Where a training gets its batches from. ``val()`` and ``test()`` are dealt out among the processes; ``test()`` is
+    None where there is nothing to test with. ``shown`` is the first pair of ``val()`` in all of them, ``example`` an
+    input or two. ``image_format()`` is what the network's file says of the images."""
 
     steps: int
     crew: Team
     device: torch.device
     example: Example
 
+    @property
+    def shown(self) -> tuple[Example, Any]: ...
     def batches(self, epoch: int, first: int, teacher: nn.Module | None) -> Iterator[Batch]: ...
     def val(self) -> Iterator[tuple[Example, Any]]: ...
     def test(self) -> Iterator[tuple[Example, Any]] | None: ...
@@ -130,7 +136,7 @@ def check_fits(model: nn.Module, data: ImageSet | Loaders, batches: Source, task
             for images in (data.train, data.val, data.test):
                 check_labels(images.labels, outputs)
     else:
-        check_loss(task, model, *next(batches.val()))
+        check_loss(task, model, *batches.shown)
     if not task.classifies:
         evaluate(model, batches.val(), batches.crew, task)
 
@@ -192,15 +198,18 @@ class _FromImages:
         return torch.cat(scores)
 
     def val(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._judged(self.data.val)
+        return self._pairs(self.data.val, self.crew)
 
     def test(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._judged(self.data.test)
+        return self._pairs(self.data.test, self.crew)
 
-    def _judged(self, images: Images) -> Iterator[tuple[Tensor, Tensor]]:
-        mine = self.crew.share(len(images))
-        parts = (images.pixels[mine].split(EVALUATION_BATCH), images.labels[mine].split(EVALUATION_BATCH))
-        for pixels, labels in zip(*parts, strict=True):
+    @property
+    def shown(self) -> tuple[Tensor, Tensor]:
+        return next(self._pairs(self.data.val, Team()))
+
+    def _pairs(self, images: Images, crew: Team) -> Iterator[tuple[Tensor, Tensor]]:
+        batch = max(1, min(EVALUATION_BATCH, -(-len(images) // crew.size)))
+        for pixels, labels in crew.dealt(zip(images.pixels.split(batch), images.labels.split(batch), strict=True)):
             yield self.data.normalize(pixels.to(self.device)), labels.to(self.device, torch.long)
 
     def image_format(self) -> dict[str, Any]:
@@ -225,8 +234,6 @@ class _FromLoaders:
             model,
             task,
         )
-        if crew.size > 1:
-            raise TrainingError("loaders of your own are for one process: train on a quern.data.ImageSet with several.")
         if settings.crop or settings.flip:
             raise TrainingError("crop and flip are for images of quern.data: let your own loader do it.")
         if not isinstance(data.train, Sized) or len(data.train) == 0:
@@ -237,10 +244,12 @@ class _FromLoaders:
                     f"the loader to {what} with can be gone through only once: give a DataLoader or a list of batches."
                 )
         self.steps = len(data.train)
-        batch = next(self.val(), None)
-        if batch is None or not count_of(batch[0]):
+        self._check_alike(self.steps)
+        shown = next(map(self._pair, data.val), None)
+        if shown is None or not count_of(shown[0]):
             raise TrainingError("the loader to validate with has no batches.")
-        self.example = first(batch[0], 2)
+        self.shown = shown
+        self.example = first(shown[0], 2)
 
     def batches(self, epoch: int, first: int, teacher: nn.Module | None) -> Iterator[Batch]:
         torch.manual_seed(derived_seed(self.seed, "order", epoch))
@@ -253,15 +262,37 @@ class _FromLoaders:
             if step < first:
                 continue  # done before the training was stopped
             inputs, targets = self._pair(pair)
+            if step == first:
+                self._check_alike(digest((inputs, targets)) if self.crew.size > 1 else None)
+            whole = count_of(inputs)
+            inputs, targets = self._mine(inputs, targets)
             with torch.no_grad():
                 taught = run(teacher, inputs) if teacher is not None else None
-            yield Batch(inputs, targets, taught, 1.0)
+            yield Batch(inputs, targets, taught, self.crew.size * count_of(inputs) / whole)
+
+    def _mine(self, inputs: Example, targets: Any) -> tuple[Example, Any]:
+        """This process's part of a batch."""
+        if self.crew.size == 1:
+            return inputs, targets
+        if (count := count_of(inputs)) < self.crew.size:
+            raise TrainingError(
+                f"a batch of {count} cannot be shared by {self.crew.size} processes: let the loader give larger ones, "
+                "and with drop_last=True no smaller one at the end."
+            )
+        return part((inputs, targets), self.crew.share(count), count)
+
+    def _check_alike(self, own: int | str | None) -> None:
+        if len(set(self.crew.gathered(own))) > 1:
+            raise TrainingError(
+                "the loaders of the processes do not give the same batches, of which each process takes its part: use "
+                "no DistributedSampler, and draw what is random from torch's global generator."
+            )
 
     def val(self) -> Iterator[tuple[Example, Any]]:
-        return map(self._pair, self.data.val)
+        return map(self._pair, self.crew.dealt(self.data.val))
 
     def test(self) -> Iterator[tuple[Example, Any]] | None:
-        return None if self.data.test is None else map(self._pair, self.data.test)
+        return None if self.data.test is None else map(self._pair, self.crew.dealt(self.data.test))
 
     def _pair(self, batch: Any) -> tuple[Example, Any]:
         inputs, targets = inputs_and_targets(batch, self.model, self.device)

@@ -64,7 +64,9 @@ def fit(
     ``last.safetensors`` (all that is needed to go on), ``best.safetensors`` (the best weights so far) and
     ``history.jsonl``; at the end ``result.json`` and the network as ``model.safetensors``, for :func:`quern.io.load`.
     ``resume`` goes on from there, or begins if no epoch was finished.
-    Under torchrun the processes share each batch, by DistributedDataParallel.
+    Under torchrun the processes share each batch, by DistributedDataParallel, and so batch statistics are those of the
+    whole batch (:func:`quern.nn.convert_sync_batchnorm`, undone at the end); λ is steered by what the leading process
+    says.
 
     ``teacher`` gives the answers for ``settings.distill``; ``steer`` chooses λ in place of ``settings.ramp``.
     """
@@ -75,12 +77,11 @@ def fit(
     task = task_of(loss, metric, lower_is_better)
     task.smoothed(settings.label_smoothing)
     device = find_device(settings.device)
-    with team(device) as crew:
-        if device.type == "cuda" and device.index is None:  # the one that the team chose for this process
-            device = torch.device("cuda", torch.cuda.current_device())
+    with team(device) as crew, crew.complete(lambda: "the beginning: start it again."):
+        device = crew.device(device)
         with torch.random.fork_rng(devices=[] if device.index is None else [device.index], device_type=device.type):
-            if steer is not None and (crew.size > 1 or settings.optimizer == "adam" or settings.penalty is None):
-                raise TrainingError("λ is steered in one process, with a penalty and a proximal optimizer.")
+            if steer is not None and (settings.optimizer == "adam" or settings.penalty is None):
+                raise TrainingError("λ is steered with a penalty and a proximal optimizer.")
             if (teacher is None) == bool(settings.distill):
                 raise TrainingError("distill needs a teacher, and a teacher a share to distill.")
             teacher = None if teacher is None else teacher.to(device).eval()

@@ -4,6 +4,7 @@ A batch is a pair (inputs, targets). Inputs are a tensor, a tuple or list of pos
 arguments by name. In all of them the first axis of every tensor is the batch. Targets are whatever the loss takes.
 """
 
+import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -45,6 +46,28 @@ def as_arguments(inputs: Example) -> tuple[Any, ...]:
 def first(inputs: Example, count: int) -> Example:
     """Inputs for the first ``count`` of a batch."""
     return changed(inputs, lambda t: t[:count] if t.dim() else t)
+
+
+def part(batch: Any, mine: slice, count: int) -> Any:
+    """Some of the ``count`` inputs of a batch, with their targets."""
+
+    def cut(t: Tensor) -> Tensor:
+        if t.dim() and len(t) != count:
+            raise TrainingError(
+                f"a loader gave {count} inputs with a tensor of shape {tuple(t.shape)}, which several processes cannot "
+                "share: the first axis of each tensor must be the batch, or train with one process."
+            )
+        return t[mine] if t.dim() else t
+
+    return changed(batch, cut)
+
+
+def digest(batch: Any) -> str:
+    """A sum of all numbers in a batch."""
+    whole = hashlib.sha256()
+    for t in tensors_in(batch):
+        whole.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return whole.hexdigest()
 
 
 def joined(parts: Sequence[Any], what: str) -> Any:

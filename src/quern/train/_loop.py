@@ -2,13 +2,12 @@
 
 import json
 import math
-import shlex
 import signal
 import sys
 import time
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 
 import torch
@@ -77,7 +76,16 @@ class Loop:
     def run(self, resume: bool) -> Result:
         started: list[Watcher] = []
         try:
-            with kept_memory(), self.files.prepared(resume), warnings.catch_warnings():
+            with (
+                ExitStack() as prepared,
+                kept_memory(),
+                self.crew.complete(self._how_to_go_on),
+                self.training.synchronized(),
+                warnings.catch_warnings(),
+            ):
+                if self.crew.size > 1:  # of small kernels, which a pass over the gradients does not notice
+                    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
+                self.crew.led(lambda: prepared.enter_context(self.files.prepared(resume)))
                 if self.steer is not None:  # it chooses λ itself, and a weaker one next time
                     warnings.simplefilter("ignore", LastPathWarning)
                 if self.crew.from_leader(resume and self.files.begun):
@@ -90,12 +98,6 @@ class Loop:
                     while self.state.epoch < self.settings.total:
                         self._epoch()
                 return self._finish()
-        except RuntimeError as reason:
-            if self.crew.size > 1 and any(word in str(reason) for word in ("gloo", "NCCL", "Connection", "peer")):
-                raise TrainingError(
-                    f"another process of this training was lost in {self._place()}: {self._how_to_go_on()}"
-                ) from reason
-            raise
         finally:
             if self.training.frozen is not None:
                 self.training.frozen.remove()
@@ -118,8 +120,9 @@ class Loop:
         assert isinstance(self.optimizer, (ProximalAdam, ProximalSGD))
         steps = self.settings.epochs * self.steps / self._milestones
         now = Grinding(self.model, self.optimizer, number, self._milestones, steps, self.state.steered)
-        self.training.compact(self.steer.remove(now))
-        strength = self.steer.strength(now)
+        self.training.compact(self.crew.from_leader(self.steer.remove(now)))
+        strength = self.crew.from_leader(self.steer.strength(now))
+        self.training.follow()
         self.state.strength, self.state.enough = strength or 0.0, strength is None
         if self.state.enough:
             self.training.freeze()
@@ -320,8 +323,7 @@ class Loop:
             return f"{self._place()}; nothing was saved, because no folder was given."
         if self.files.config is None:
             return f"{self._place()}; go on with resume=True."
-        launch = "quern" if self.crew.size == 1 else f"torchrun ... (with {self.crew.size} processes) -m quern"
-        return f"{self._place()}; go on with: {launch} train --resume --out {shlex.quote(str(self.files.folder))}"
+        return f"{self._place()}; go on with: {self.crew.launch('train', self.files.folder)}"
 
 
 def _peak_memory_mb(device: torch.device) -> float | None:

@@ -39,7 +39,8 @@ class Grinding:
 class Steer(Protocol):
     """Steers a grinding at each of the milestones that part it into equal parts, and at its end. First it says what
     to ``remove`` at once, besides what died; then the ``strength``, the factor of λ from here on. None as strength ends
-    the grinding: what is zero stays so, and its epochs go on without the penalty."""
+    the grinding: what is zero stays so, and its epochs go on without the penalty. Of several processes all ask, and do
+    what the leading one's says."""
 
     def remove(self, now: Grinding) -> Plan | None: ...
     def strength(self, now: Grinding) -> float | None: ...

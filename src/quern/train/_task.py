@@ -175,27 +175,23 @@ def evaluate(
     the mode it was in.
 
     The loss is the mean over the batches, weighed by how many inputs they have. The metric is computed once, of the
-    outputs and targets of all batches joined, on the CPU.
+    outputs and targets of all batches joined, on the CPU. With a ``crew``, the batches were dealt out among it.
     """
     task, crew = task or task_of(), crew or Team()
-    loss, count, outputs, targets = 0.0, 0.0, [], []
+    loss, count, parts = 0.0, 0.0, []
     with evaluating(model):
         for inputs, wanted in batches:
             given = run(model, inputs)
             size = count_of(inputs)
             loss += size * float(loss_of(task.loss, given, wanted))
             count += size
-            outputs.append(changed(given, Tensor.cpu))
-            targets.append(changed(wanted, Tensor.cpu))
+            parts.append((changed(given, Tensor.cpu), changed(wanted, Tensor.cpu)))
     loss, count = crew.sum(loss, count)
-    parts = [part for part in crew.gathered((outputs, targets)) if part[0]]
+    parts = crew.collected(parts)
     if not parts:
         return 0.0, 0.0
-    whole = (joined([one for part in parts for one in part[side]], what) for side, what in enumerate(_SIDES))
-    return loss / count, _number(task, *whole)
-
-
-_SIDES = ("outputs", "targets")
+    outputs, targets = zip(*parts, strict=True)
+    return loss / count, crew.led(lambda: _number(task, joined(outputs, "outputs"), joined(targets, "targets")))
 
 
 def _number(task: Task, outputs: Any, targets: Any) -> float:

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from quern.compact import Plan, compact_, plan
 from quern.errors import TrainingError
 from quern.graph import Example
+from quern.nn import convert_sync_batchnorm, revert_sync_batchnorm
 from quern.optim import FrozenZeros, ProximalAdam, ProximalSGD, freeze_zeros
 from quern.penalties import Penalty
 from quern.sparsity import measure
@@ -66,6 +67,25 @@ class Training:
         """Let the processes share the network as it is now."""
         self.parallel = DistributedDataParallel(self.model) if self.crew.size > 1 else self.model
         self.parallel.train()
+
+    @contextmanager
+    def synchronized(self) -> Iterator[None]:
+        """Within the block, batch statistics are those of the whole batch, of which each process has a part."""
+        if self.crew.size == 1:
+            yield
+            return
+        convert_sync_batchnorm(self.model)
+        try:
+            yield
+        finally:
+            revert_sync_batchnorm(self.model)
+
+    def follow(self) -> None:
+        """All is as the leading process has it, which alone steers λ."""
+        self.crew.equalize(self.model)
+        self.state.steered = self.crew.from_leader(self.state.steered)
+        if isinstance(self.optimizer, (ProximalAdam, ProximalSGD)):
+            self.optimizer.weigh(self.crew.from_leader(self.optimizer.costs))
 
     def freeze(self) -> None:
         """Hold the zeros that there are now."""
@@ -125,7 +145,7 @@ class Training:
     def restore(self) -> None:
         """Go on from the checkpoint; TrainingError, with nothing changed on disk, unless it is of this training."""
         assert self.files.folder is not None
-        tensors, state = self.crew.from_leader(self.files.load("last") if self.crew.leads else None)
+        tensors, state = self.crew.led(lambda: self.files.load("last"))
         self._check_settings(state)
         if state.metric != self.task.metric:
             raise TrainingError(
