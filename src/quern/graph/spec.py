@@ -64,6 +64,16 @@ class Affine:
     whole: bool
 
 
+@dataclass(frozen=True)
+class Nearest:
+    """The parameters and buffers of a quaternion layer that come nearest to a trained real one. ``kept`` is the squared
+    norm of what its weights do, ``total`` that of the real weights."""
+
+    tensors: dict[str, Tensor]
+    kept: float
+    total: float
+
+
 @runtime_checkable
 class Writer(Protocol):
     """A graph of torch operations in the making. The values that a Spec is given are recorded values: what is done to
@@ -234,6 +244,18 @@ class Spec:
 
     def quaternion_form_along(self, layer: Any, axis: int) -> nn.Module | None:
         """As :meth:`quaternion_form`, of a layer whose form depends on the axis that carries quaternions."""
+        return None
+
+    def nearest(self, layer: Any, new: Any, inputs: Tensor | None = None, outputs: Tensor | None = None) -> Nearest:
+        """The parameters with which ``new``, its quaternion form, comes nearest to a trained ``layer``. ``inputs`` and
+        ``outputs`` ``(components, n)`` say which real channel is which component of which quaternion; None if they
+        stand in this order. A layer that keeps channels apart is asked by ``inputs`` alone. ValueError if that is not
+        known."""
+        raise ValueError(f"no way is known to carry over the weights of a trained {type(layer).__name__}")
+
+    def matrix(self, layer: Any) -> Tensor | None:
+        """Its weight as ``(outputs, inputs, ...)``, if it is one of real numbers and all that it does is multiply by
+        that; channels can then be grouped so that the nearest quaternions lose little."""
         return None
 
     def carried(self, layer: Any, value: Any) -> Any:
