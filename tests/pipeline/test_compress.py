@@ -147,6 +147,13 @@ def test_what_cannot_work_is_said_before_any_training(
         (Own(), (train, val), {"max_params": 0}, "max_params is 0"),
         (Own(), (train, val), {"distill": 2.0}, "distill is 2"),
         (Own(), (train,), {}, "nothing to validate with"),
+        (
+            Own(),
+            (train, val),
+            {"teacher": nn.Sequential(nn.Flatten(), nn.Linear(256, 7))},
+            r"the teacher gives outputs of shape \(2, 7\), but the network \(2, 10\): .*",
+        ),
+        (Own(), (train, val), {"teacher": nn.Linear(3, 10)}, r"the teacher does not take inputs of shape \(2, .*"),
         (Own(), (few_digits(), val), {}, "leave out val and test"),
         (Own(), (train, []), {}, "no batches"),
         (Own(), (train, val, []), {}, "to test with has no batches"),

@@ -1,5 +1,6 @@
 """``compress``: its arguments, and what is refused before any training."""
 
+import copy
 import inspect
 import os
 import tempfile
@@ -31,6 +32,7 @@ from quern.train import (
     Watcher,
     check_compacts,
     check_fits,
+    check_teaches,
     find_device,
     held_out,
     source,
@@ -61,6 +63,7 @@ def compress(
     heal: int = 24,
     heal_lr: float | None = None,
     distill: float = 0.0,
+    teacher: nn.Module | None = None,
     from_scratch: bool = False,
     out: Path | str | None = None,
     resume: bool = False,
@@ -80,7 +83,9 @@ def compress(
     ``lower_is_better``. :func:`quern.train.fit` says more of them.
 
     ``epochs`` train the dense network (0: it is trained already), ``grind`` drive neurons to zero under ``penalty``,
-    ``heal`` train what is left, with the share ``distill`` of the loss asking for the dense network's answers.
+    ``heal`` train what is left, with the share ``distill`` of the loss asking for the dense network's answers, or for
+    those of a ``teacher``: any trained network with the same inputs and outputs, which then also teaches the dense one
+    (half of the loss, if ``distill`` does not say otherwise).
     ``max_neurons``, ``max_params``, ``max_bytes``, ``max_flash``, ``max_ram``, ``min_speedup`` and ``max_drop`` are the
     budget (:class:`Budget`),
     for which λ is steered; the weights of the penalty then only say how its terms mix. ``max_drop`` is in points of
@@ -120,7 +125,11 @@ def compress(
     _check_names(options)
     data = _one_data_set(train, val, test)
     common = {"batch": 100, **options}
-    dense_settings = Settings(epochs=epochs, **common) if epochs else None
+    if teacher is not None:
+        check_module(teacher)
+        distill, teacher = distill or TAUGHT, copy.deepcopy(teacher)
+    taught = 0.0 if teacher is None else distill
+    dense_settings = Settings(epochs=epochs, **common, distill=taught) if epochs else None
     small_settings = Settings(
         **common,
         epochs=grind,
@@ -139,8 +148,10 @@ def compress(
         with tempfile.TemporaryDirectory(prefix="quern-compress-") as elsewhere:
             batches = source(data, small_settings, Team(), find_device(small_settings.device), model, task)
             _check_job(model, small_settings, budget, data, batches, task)
+            if teacher is not None:
+                check_teaches(teacher.to(batches.device).eval(), model, batches)
             judged = {"loss": loss, "metric": metric, "lower_is_better": lower_is_better}
-            job = Job(data, batches, task, judged, folder or Path(elsewhere), resume, watchers, tell)
+            job = Job(data, batches, task, judged, folder or Path(elsewhere), resume, watchers, tell, teacher)
             origin = {"environment": facts(), **(about or {})}
             return run_stages(job, model, dense_settings, small_settings, scratch_settings, budget, origin)
     except Stopped as reason:
@@ -149,6 +160,8 @@ def compress(
             advice = f"go on with: quern compress --resume --out {folder}" if about else "go on with resume=True"
         raise Stopped(f"stopped by signal {reason.signal}; {advice}.", reason.signal) from None
 
+
+TAUGHT = 0.5  # the share of the loss that a teacher has
 
 _SET_HERE = ("compact_every", "heal_dropout")  # fields of Settings that are no options of compress
 

@@ -6,6 +6,7 @@ is skipped on resume if that is there.
 """
 
 import copy
+import hashlib
 import itertools
 import json
 import tempfile
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from quern import io, runtime
@@ -63,7 +65,8 @@ class Compressed(Comparison):
 
 @dataclass(frozen=True)
 class Job:
-    """What all stages have in common. ``judged`` are loss and metric as :func:`quern.train.fit` takes them."""
+    """What all stages have in common. ``judged`` are loss and metric as :func:`quern.train.fit` takes them; a
+    ``teacher`` is one besides the dense network."""
 
     data: ImageSet | Loaders
     batches: Source
@@ -73,6 +76,7 @@ class Job:
     resume: bool
     watchers: Sequence[Watcher]
     tell: Tell
+    teacher: nn.Module | None = None
 
     def fit(self, name: str, network: nn.Module, settings: Settings, **options: Any) -> Result:
         going_on = self.resume and (self.out / name).is_dir()
@@ -112,6 +116,8 @@ def run_stages(
     }
     if (task := job.task.written()) is not None:
         settings["task"] = task
+    if job.teacher is not None:
+        settings["teacher"] = _sum_of(job.teacher)
     if scratch_settings is not None:
         settings["scratch"] = scratch_settings.to_dict()
     open_folder(job.out, settings, origin, job.resume)
@@ -170,7 +176,7 @@ def _train_dense(job: Job, model: nn.Module, settings: Settings | None) -> tuple
     dense = copy.deepcopy(model)
     if settings is not None:
         job.tell(f"dense network: {in_epochs(settings.epochs)}")
-        return dense, job.fit("dense", dense, settings)
+        return dense, job.fit("dense", dense, settings, teacher=job.teacher)
     dense.to(job.batches.device).eval()
     _, value = evaluate(dense, job.batches.val(), task=job.task)
     tests = job.batches.test()
@@ -192,7 +198,7 @@ def _grind(
     """The second stage: a copy of ``dense``, ground under the penalty, healed and compacted, and how it did."""
     if finished := job.finished("small", dense):
         return finished
-    teacher = dense if settings.distill else None
+    teacher = (job.teacher or dense) if settings.distill else None
 
     def speedup(small: nn.Module) -> float:
         packed = job.out / "dense" / "model.qrn"
@@ -226,6 +232,14 @@ def _grind(
     job.tell(f"small network: {in_epochs(settings.epochs)} to grind, {settings.heal} to heal")
     small = copy.deepcopy(dense)
     return small, job.fit("small", small, settings, teacher=teacher, steer=steer)
+
+
+def _sum_of(teacher: nn.Module) -> str:
+    """By which a teacher is known again: a SHA-256 of its weights."""
+    digest = hashlib.sha256()
+    for name, t in teacher.state_dict().items():
+        digest.update(name.encode() + t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _train_from_scratch(job: Job, small: nn.Module, settings: Settings) -> Result:
