@@ -20,7 +20,7 @@ def has_rows(layer: nn.Module) -> bool:
     return spec_of(layer).components == 4 and has_bias(layer)
 
 
-def norms_behind(model: nn.Module, of: Callable[[nn.Module], bool] = has_rows) -> dict[str, tuple[str, ...]] | None:
+def norms_behind(model: nn.Module, of: Callable[[nn.Module], bool] = has_bias) -> dict[str, tuple[str, ...]] | None:
     """By the name of each layer ``of`` a kind whose outputs all end in batch normalisations: the names of those.
 
     On the way there a constant stays the same constant at every place: activations and pooling, no dropout, no sums

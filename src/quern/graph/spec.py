@@ -102,7 +102,7 @@ class Spec:
     """
 
     components: int = 1
-    gamma = False  # whether ``weight (n,)`` is the scale γ of a quaternion normalisation, ``bias (4, n)`` its β
+    gamma = False  # whether ``weight (n,)`` is the scale γ of a batch normalisation, ``bias (4, n)`` or ``(n,)`` its β
     normalises = False  # whether it is a batch normalisation, which takes away what a constant adds to its input
     costly = False  # whether running it again on the same input is to be avoided
     takes_sizes = False  # whether a number it is called with is no more than the size of its output
@@ -126,6 +126,11 @@ class Spec:
     def neurons(self, layer: Any) -> int:
         """How many neurons it has, as many as output channels; 0 for layers that have none."""
         return 0
+
+    def neuron_axes(self, layer: Any) -> dict[str, tuple[int, int]]:
+        """Where its neurons stand in its parameters, by name: along which axis, and how many times one after another.
+        A neuron that is zero in all of these puts out zero."""
+        return {}
 
     def silent(self, layer: Any) -> Tensor:
         """Which of its neurons ``(neurons,)`` put out a constant whatever the input is, as far as the layer knows."""

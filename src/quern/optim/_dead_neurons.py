@@ -13,12 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from quern.graph import spec_of
-from quern.graph.paths import has_rows, norms_behind
+from quern.graph.paths import has_bias, norms_behind
 
 
 def _without_weights(layer: Any) -> Tensor | None:
     """Which neurons ``(out,)`` of a layer have no weight but zero; None if there are none."""
-    numbers = [p.detach() for p in (layer.weight, getattr(layer, "constant", None)) if p is not None]
+    seen = spec_of(layer).seen(layer)  # (components, out, in, ...)
+    numbers = [seen(layer.weight.detach())]
+    if getattr(layer, "constant", None) is not None:
+        numbers.append(layer.constant.detach())
     weight = numbers[0]
     none = weight[(0, slice(None), *[0] * (weight.dim() - 2))] == 0  # one number of each tells that most have some
     for weight in numbers:  # also a constant, which differs at the borders
@@ -38,9 +41,9 @@ class DeadNeurons:
     def __init__(self, model: nn.Module) -> None:
         modules = dict(model.named_modules())
         normed = any(spec_of(layer).normalises for layer in modules.values())
-        behind = norms_behind(model) if normed else {}
+        behind = norms_behind(model, has_bias) if normed else {}
         if behind is None:
-            behind = {name: () for name, layer in modules.items() if has_rows(layer)}
+            behind = {name: () for name, layer in modules.items() if has_bias(layer)}
         counts: dict[str, int] = {}
         for names in behind.values():
             counts |= {name: counts.get(name, 0) + 1 for name in names}

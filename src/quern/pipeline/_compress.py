@@ -16,8 +16,8 @@ from quern import runtime
 from quern.bench.machine import facts
 from quern.data import ImageSet
 from quern.errors import Stopped, TrainingError, instead_of
-from quern.graph import batch_norms, check_module, quaternion_weights
-from quern.penalties import GammaL1, Penalty
+from quern.graph import batch_norms, check_module
+from quern.penalties import GammaL1, NeuronNorm, Penalty
 from quern.pipeline._budgets import check_budget
 from quern.pipeline._scratch import check_can_begin_anew
 from quern.pipeline._stages import Compressed, Job, Tell, packs_of, run_stages
@@ -86,11 +86,12 @@ def compress(
     ``heal`` train what is left, with the share ``distill`` of the loss asking for the dense network's answers, or for
     those of a ``teacher``: any trained network with the same inputs and outputs, which then also teaches the dense one
     (half of the loss, if ``distill`` does not say otherwise).
-    ``max_neurons``, ``max_params``, ``max_bytes``, ``max_flash``, ``max_ram``, ``min_speedup`` and ``max_drop`` are the
-    budget (:class:`Budget`),
-    for which λ is steered; the weights of the penalty then only say how its terms mix. ``max_drop`` is in points of
-    accuracy, or in the unit of ``metric``. Without a budget its own λ
-    counts, ramped up over the first half of the grinding. With neither, the budget is one point of accuracy.
+    ``max_neurons``, ``max_params``, ``max_bytes``, ``max_flash``, ``max_ram``, ``min_speedup`` and ``max_drop`` are
+    the budget (:class:`Budget`), for which λ is steered; the weights of the penalty then only say how its terms mix.
+    The penalty is that of batch normalisations' scales if there are any, else that of whole neurons
+    (:class:`quern.penalties.NeuronNorm`). ``max_drop`` is in points of accuracy, or in the unit of ``metric``.
+    Without a budget its own λ counts, ramped up over the first half of the grinding. With neither, the budget is one
+    point of accuracy.
     ``options`` are further fields of :class:`quern.train.Settings`, for all stages; the batch is 100 if it is not said.
 
     ``from_scratch`` also trains the structure of the small network from fresh weights, for as many epochs in all, and
@@ -138,7 +139,7 @@ def compress(
         heal_dropout=False,
         compact_every=1,
         distill=distill if heal else 0.0,
-        penalty=penalty or GammaL1(1.0, with_beta=True),
+        penalty=penalty or (GammaL1(1.0, with_beta=True) if batch_norms(model) else NeuronNorm(1.0)),
     )
     scratch_settings = Settings(epochs=epochs + grind + heal, **common) if from_scratch else None
     if from_scratch:
@@ -203,17 +204,16 @@ def _check_job(
         settings.penalty.check(model)
     except ValueError as reason:
         sentence = str(reason).rstrip(".")
-        if not quaternion_weights(model):
-            sentence = (
-                "the network has no quaternion layers: build it from those of quern.nn, or convert it by "
-                "quern.quaternionize"
-            )
-        elif not batch_norms(model):
-            sentence += ' (norm="after_conv" in quern.models), or take a penalty of weights, penalty=RQL(1.0)'
+        if not batch_norms(model):
+            sentence += ' (norm="after_conv" in quern.models), or take a penalty of neurons, penalty=NeuronNorm(1.0)'
         raise TrainingError(f"{sentence}.") from reason
     if next(iter(held_out(batches)), None) is None:
         raise TrainingError("the loader to test with has no batches.")
     check_fits(model, data, batches, task)
     check_compacts(model, batches.example)
+    try:
+        settings.penalty.weighed(model, batches.example).check(model)
+    except ValueError as reason:
+        raise TrainingError(f"{str(reason).rstrip('.')}.") from reason
     packs = packs_of(data, batches.example)
     check_budget(budget, model, settings.penalty, batches.example, batches.image_format(), packs)

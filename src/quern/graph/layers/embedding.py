@@ -30,6 +30,9 @@ class Embedding(Spec):
     def neurons(self, layer: Any) -> int:
         return layer.embedding_dim // self.components
 
+    def neuron_axes(self, layer: Any) -> dict[str, tuple[int, int]]:
+        return {"weight": (2 if self.components == 4 else 1, 1)}
+
     def silent(self, layer: Any) -> Tensor:
         return ~self.seen(nonzero(layer.weight)).any(0).any(0)
 

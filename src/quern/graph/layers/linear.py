@@ -56,6 +56,11 @@ class Linear(OneToOne):
     def neurons(self, layer: Any) -> int:
         return self.sizes(layer)[1] or 0
 
+    def neuron_axes(self, layer: Any) -> dict[str, tuple[int, int]]:
+        axis = 1 if self.components == 4 or getattr(layer, "transposed", False) else 0
+        axes = {"weight": (axis, 1), "bias": (1 if self.components == 4 else 0, 1)}
+        return {} if axis and self.components == 1 and self.groups(layer) > 1 else axes
+
     def silent(self, layer: Any) -> Tensor:
         return ~self.edges(layer).any(1)
 

@@ -24,7 +24,7 @@ class BatchNorm(PerChannel):
 
     def __init__(self, components: int, space: int) -> None:
         super().__init__(components)
-        self.space, self.gamma = space, components == 4
+        self.space, self.gamma = space, True
 
     def shifts(self, layer: Any) -> tuple[str, ...]:
         return ("bias",)

@@ -60,6 +60,13 @@ class Recurrent(Spec):
     def neurons(self, layer: Any) -> int:
         return layer.num_layers * (2 if layer.bidirectional else 1) * self.units(layer)
 
+    def neuron_axes(self, layer: Any) -> dict[str, tuple[int, int]]:
+        """One neuron is a hidden unit in all levels and directions, with all its gates."""
+        where = (1 if self.components == 4 else 0, self.gates)
+        return (
+            {} if getattr(layer, "proj_size", 0) else dict.fromkeys((*self.weights(layer), *self.shifts(layer)), where)
+        )
+
     def carried(self, layer: Any, value: Any) -> Any:
         return value, (value, value) if self.real is nn.LSTM else value
 
