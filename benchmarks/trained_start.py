@@ -53,10 +53,11 @@ def accuracy(network: nn.Module, images: ImageSet) -> float:
 def statistics_anew(network: nn.Module, images: ImageSet) -> nn.Module:
     """A copy whose normalisations have taken their statistics from 2,000 training images again."""
     network = copy.deepcopy(network).train()
+    layer: Any
     for layer in network.modules():
         if hasattr(layer, "reset_running_stats"):
-            layer.reset_running_stats()  # pyright: ignore[reportCallIssue]
-            layer.momentum = None  # pyright: ignore[reportAttributeAccessIssue]
+            layer.reset_running_stats()
+            layer.momentum = None
     for x in images.train.pixels[:2000].split(100):
         network(images.normalize(x))
     return network.eval()

@@ -11,6 +11,7 @@ from torch import nn
 import quern
 from quern import io
 from quern.errors import RecordError, Stopped, TrainingError
+from quern.penalties import GammaL1
 from quern.pipeline import Compressed
 from quern.pipeline._scratch import fresh
 from quern.report import write_run_report
@@ -132,8 +133,18 @@ def test_what_cannot_work_is_said_before_any_training(
     monkeypatch.setattr("quern.pipeline._stages.fit", never)
     train, val, _ = loaders
     cases: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], str]] = [
-        (Own(norm=False), (train, val), {}, r"GammaL1.* has nothing to act on: .* take a penalty of weights, .*"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(256, 10)), (train, val), {}, "the network has no quaternion layers: .*"),
+        (
+            Own(norm=False),
+            (train, val),
+            {"penalty": GammaL1(1.0)},
+            r"GammaL1.* has nothing to act on: .* take a penalty of neurons, .*",
+        ),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(256, 10)),
+            (train, val),
+            {},
+            "NeuronNorm.*: .* no neurons that could go",
+        ),
         (Own(), ("digits",), {}, r".*load it by quern\.data\.load\('digits'\)"),
         (
             Own(),

@@ -38,15 +38,14 @@ def quaternion_shifts(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def batch_norms(model: nn.Module) -> dict[str, Any]:
-    """The batch normalisations of ``model`` that have a scale γ, by name; a shared γ stands once. In a network with
-    quaternion neurons they are those of quaternions."""
+    """The batch normalisations of ``model`` that have a scale γ, by name; a shared γ stands once. They are those of
+    quaternions, or if a network has neither neurons nor normalisations that are, of real numbers."""
     norms: dict[int, tuple[str, nn.Module]] = {}
-    components = neuron_components(model)
     for name, layer in model.named_modules():
-        spec = spec_of(layer)
-        if spec.gamma and spec.components == components and layer.weight is not None:
+        if spec_of(layer).gamma and layer.weight is not None:
             norms.setdefault(id(layer.weight), (name, layer))
-    return dict(norms.values())
+    components = max([neuron_components(model), *(spec_of(layer).components for _, layer in norms.values())])
+    return {name: layer for name, layer in norms.values() if spec_of(layer).components == components}
 
 
 @torch.inference_mode(False)

@@ -17,16 +17,19 @@ from quern.graph.paths import has_bias, norms_behind
 
 
 def _without_weights(layer: Any) -> Tensor | None:
-    """Which neurons ``(out,)`` of a layer have no weight but zero; None if there are none."""
-    seen = spec_of(layer).seen(layer)  # (components, out, in, ...)
-    numbers = [seen(layer.weight.detach())]
-    if getattr(layer, "constant", None) is not None:
-        numbers.append(layer.constant.detach())
-    weight = numbers[0]
-    none = weight[(0, slice(None), *[0] * (weight.dim() - 2))] == 0  # one number of each tells that most have some
-    for weight in numbers:  # also a constant, which differs at the borders
+    """Which neurons ``(out,)`` of a layer have no weight but zero; None if there are none, or if nobody knows."""
+    spec = spec_of(layer)
+    axes = spec.neuron_axes(layer)
+    if spec.components != 4 and "weight" not in axes:
+        return None
+    axis, _ = axes.get("weight", (1, 1))
+    numbers = [layer.weight.detach().movedim(axis, 0)]
+    if getattr(layer, "constant", None) is not None:  # which differs at the borders
+        numbers.append(layer.constant.detach().movedim(1, 0))
+    none = numbers[0].flatten(1)[:, 0] == 0  # one number of each tells that most have some
+    for rows in numbers:
         if none.any():
-            none[none.clone()] = (weight[:, none] == 0).transpose(0, 1).flatten(1).all(1)
+            none[none.clone()] = (rows[none] == 0).flatten(1).all(1)
     return none if none.any() else None
 
 
