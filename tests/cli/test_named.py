@@ -31,6 +31,7 @@ def broken():
 """
 NAMES = ("--model", "own_task:network", "--dataset", "own_task:loaders")
 NAMES += ("--loss", "own_task:loss", "--metric", "own_task:mae")
+TAUGHT = ("--teacher", "own_task:network")
 SHORT = ("--epochs", "1", "--grind", "1", "--heal", "1", "--lr", "0.01")
 
 
@@ -45,7 +46,7 @@ def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_named_is_compressed_and_resumed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with few_milestones():
-        out, err = here("compress", *NAMES, "--lower-is-better", "--max-params", "300", *SHORT, "--out", run)
+        out, err = here("compress", *NAMES, "--lower-is-better", "--max-params", "300", *TAUGHT, *SHORT, "--out", run)
     assert "validation mae" in out
     assert "own_task:network: 459 parameters" in err
     record = read_compression(run / "record.json")
@@ -72,6 +73,7 @@ def test_what_is_named_is_compressed_and_resumed(tmp_path: Path) -> None:
         (("--dataset", "own_task:network"), "--dataset own_task:network gives a Turn, but must give loaders"),
         (("--loss", "mse"), "--loss is mse, but must name a function, package.module:function"),
         (("--metric", "own_task:wrong"), "--metric own_task:wrong: wrong is not there in own_task"),
+        (("--teacher", "own_task:broken"), "--teacher own_task:broken fails: RuntimeError: there is no disk"),
         (("--norm", "none"), "--model own_task:network has its own: leave out --norm"),
         (("--batch", "20"), "--dataset own_task:loaders has its own: leave out --batch"),
     ],

@@ -84,4 +84,4 @@ def test_names_in_the_help_are_those_of_the_modules() -> None:
     }
     for kind, arguments in PENALTIES.values():
         assert getattr(penalties, kind)(1.0, **arguments).to_list()
-    assert {kind for kind, _ in PENALTIES.values()} == {"L1", "L2", "RQ", "RQL", "GammaL1"}
+    assert {kind for kind, _ in PENALTIES.values()} == {"L1", "L2", "RQ", "RQL", "GammaL1", "NeuronNorm"}

@@ -33,7 +33,7 @@ def with_zeros(model: nn.Module, rng: random.Random, share: float) -> None:
             gone = torch.rand(norm.weight.shape, generator=generator) < share
             norm.weight[gone] = 0
             if rng.random() < 0.5:
-                norm.bias[:, gone] = 0
+                norm.bias[..., gone] = 0
         for weight in quaternion_weights(model).values():
             if rng.random() < 0.3:
                 weight[:, torch.rand(weight.shape[1], generator=generator) < share] = 0

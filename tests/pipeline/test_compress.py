@@ -11,6 +11,7 @@ from torch import nn
 import quern
 from quern import io
 from quern.errors import RecordError, Stopped, TrainingError
+from quern.penalties import GammaL1
 from quern.pipeline import Compressed
 from quern.pipeline._scratch import fresh
 from quern.report import write_run_report
@@ -132,8 +133,18 @@ def test_what_cannot_work_is_said_before_any_training(
     monkeypatch.setattr("quern.pipeline._stages.fit", never)
     train, val, _ = loaders
     cases: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], str]] = [
-        (Own(norm=False), (train, val), {}, r"GammaL1.* has nothing to act on: .* take a penalty of weights, .*"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(256, 10)), (train, val), {}, "the network has no quaternion layers: .*"),
+        (
+            Own(norm=False),
+            (train, val),
+            {"penalty": GammaL1(1.0)},
+            r"GammaL1.* has nothing to act on: .* take a penalty of neurons, .*",
+        ),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(256, 10)),
+            (train, val),
+            {},
+            "NeuronNorm.*: .* no neurons that could go",
+        ),
         (Own(), ("digits",), {}, r".*load it by quern\.data\.load\('digits'\)"),
         (
             Own(),
@@ -147,6 +158,13 @@ def test_what_cannot_work_is_said_before_any_training(
         (Own(), (train, val), {"max_params": 0}, "max_params is 0"),
         (Own(), (train, val), {"distill": 2.0}, "distill is 2"),
         (Own(), (train,), {}, "nothing to validate with"),
+        (
+            Own(),
+            (train, val),
+            {"teacher": nn.Sequential(nn.Flatten(), nn.Linear(256, 7))},
+            r"the teacher gives outputs of shape \(2, 7\), but the network \(2, 10\): .*",
+        ),
+        (Own(), (train, val), {"teacher": nn.Linear(3, 10)}, r"the teacher does not take inputs of shape \(2, .*"),
         (Own(), (few_digits(), val), {}, "leave out val and test"),
         (Own(), (train, []), {}, "no batches"),
         (Own(), (train, val, []), {}, "to test with has no batches"),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import quern
 from quern import io, runtime
-from quern.errors import ExportError, Stopped
+from quern.errors import ExportError, Stopped, TrainingError
 from quern.export import open_session
 from quern.penalties import GammaL1
 from quern.pipeline import Compressed
@@ -112,6 +112,30 @@ def test_stopped_in_any_stage_and_resumed_is_never_stopped(
     same(found.dense_network, straight.dense_network)
     same(found.small_network, straight.small_network)
     assert (tmp_path / "record.json").exists()
+
+
+class Asked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.often = nn.Linear(256, 10), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.often += 1
+        return self.layer(x.flatten(1))
+
+
+@pytest.mark.usefixtures("no_onnx")
+def test_a_teacher_teaches_both_networks(loaders: tuple[Any, ...], tmp_path: Path) -> None:
+    teacher = Asked().train()
+    options: dict[str, Any] = {**SHORT, "epochs": 1, "grind": 1, "heal": 1, "max_params": 10**6}
+    quern.compress(Own(), *loaders, **options, out=tmp_path, teacher=teacher)
+    assert teacher.training
+    assert teacher.often == 0  # a copy of it is asked
+    settings = json.loads((tmp_path / "record.json").read_text())["settings"]
+    assert settings["dense"]["distill"] == settings["small"]["distill"] == 0.5
+    assert len(settings["teacher"]) == 64
+    with pytest.raises(TrainingError, match="begun with other settings"):
+        quern.compress(Own(), *loaders, **options, out=tmp_path, teacher=Asked(), resume=True)
 
 
 @pytest.mark.slow

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 import quern
 from quern.errors import Stopped, TrainingError
 from quern.records import read_compression
 from quern.report import write_run_report
 from quern.train import evaluate, task_of
-from tests.small_tasks import same
+from tests.small_tasks import few_digits, same
 from tests.tasks import mae, overlap, regression, segmentation, sequences
 from tests.train.short_runs import Stop
 
@@ -78,3 +79,34 @@ def test_without_a_budget_there_is_none_to_assume() -> None:
     network, train, val = regression()
     with pytest.raises(TrainingError, match=r"^there is no budget: say how much mae may be lost, max_drop=, or .*\.$"):
         quern.compress(network, train, val, **REGRESSION, **SHORT)
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.states = nn.Embedding(8, 12), nn.LSTM(12, 16, batch_first=True)
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        return self.head((self.states(self.words(tokens))[0] * mask.unsqueeze(-1)).sum(1))
+
+
+def test_ordinary_networks_of_real_numbers_are_compressed_as_they_are(no_onnx: None, tmp_path: Path) -> None:
+    """An LSTM by norms of its neurons, convolutions by the scales of their normalisations."""
+    _, train, val = sequences()
+    done = quern.compress(Words(), train, val, max_params=500, out=tmp_path / "words", **SHORT)
+    conv = nn.Sequential(nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 10))
+    images = quern.compress(conv, few_digits(), max_params=3000, out=tmp_path / "images", **SHORT, batch=32)
+    for one, name, limit, kind in ((done, "words", 500, "NeuronNorm"), (images, "images", 3000, "GammaL1")):
+        assert one.small.parameters <= limit < one.dense.parameters
+        assert 0 < one.small.neurons < one.dense.neurons
+        assert one.small.packed is not None
+        assert one.dense.packed is not None
+        assert one.small.packed.bytes < one.dense.packed.bytes
+        assert "compacted" in str(one)
+        record = read_compression(tmp_path / name / "record.json")
+        assert record["settings"]["small"]["penalty"][0]["kind"] == kind
+    small: Any = done.small_network
+    assert small.states.hidden_size < 16
+    right = [(small(*x).argmax(1) == y).float() for x, y in val]
+    assert done.small.val_accuracy == pytest.approx(float(torch.cat(right).mean()))

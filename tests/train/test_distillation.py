@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from quern import models
 from quern import nn as qnn
 from quern.errors import TrainingError
+from quern.penalties import GammaL1
 from quern.train import Epoch, Loaders, Settings, fit
 from tests.small_tasks import Own, digit_loaders, few_digits
 from tests.train.short_runs import Stop
@@ -61,12 +62,14 @@ class Asked(nn.Module):
         return self.inner(x)
 
 
-def test_the_teacher_is_asked_while_healing_and_stays_as_it_is(loaders: tuple[Any, ...]) -> None:
-    settings = Settings(epochs=1, heal=2, distill=0.5, batch=32)
-    for net, data, often in (
-        (Own(), Loaders(*loaders), 2 * 5),
-        (models.digits_qcnn(norm="after_conv", widths=(8, 8)), few_digits(), 1),  # once for all images
-    ):
+def test_the_teacher_is_asked_without_a_penalty_and_stays_as_it_is(loaders: tuple[Any, ...]) -> None:
+    gamma = GammaL1(1e-6)
+    for net, data, penalty, often in (
+        (Own(), Loaders(*loaders), gamma, {"grind": 1, "heal": 1 + 2 * 5}),  # once to see what it gives
+        (Own(), Loaders(*loaders), None, {"train": 1 + 5, "heal": 1 + 3 * 5}),
+        (models.digits_qcnn(norm="after_conv", widths=(8, 8)), few_digits(), gamma, {"grind": 1, "heal": 2}),
+    ):  # the last of images, for which it is asked once
+        settings = Settings(epochs=1, heal=2, distill=0.5, batch=32, penalty=penalty)
         teacher = Asked(copy.deepcopy(net)).train()
         before, asked = copy.deepcopy(teacher.state_dict()), {}
 
@@ -75,7 +78,7 @@ def test_the_teacher_is_asked_while_healing_and_stays_as_it_is(loaders: tuple[An
                 asked[line.phase] = teacher.often
 
         fit(net, data, settings, watchers=[See()], teacher=teacher)
-        assert asked == {"train": 0, "heal": often}
+        assert asked == often
         torch.testing.assert_close(teacher.state_dict(), before, rtol=0, atol=0)
 
 
@@ -87,3 +90,5 @@ def test_a_teacher_and_a_share_need_each_other(loaders: tuple[Any, ...]) -> None
         fit(Own(), data, Settings(epochs=2), teacher=Own())
     with pytest.raises(TrainingError, match=r"distill is 1\.5"):
         Settings(epochs=2, distill=1.5)
+    with pytest.raises(TrainingError, match=r"the teacher gives outputs of shape \(2, 3\), but the network \(2, 10\)"):
+        fit(Own(), data, Settings(epochs=2, distill=0.5), teacher=nn.Sequential(nn.Flatten(), nn.Linear(256, 3)))

@@ -123,8 +123,16 @@ def compress(
     heal: Annotated[int | None, of_phases(help="Epochs without it after.", show_default="24; 60 for digits")] = None,
     heal_lr: _options.HealLr = None,
     distill: Annotated[
-        float, of_phases(help="Share of the loss, while healing, that asks for the dense network's answers.")
+        float,
+        of_phases(
+            help="Share of the loss that asks for the dense network's answers, while healing, or for the teacher's.",
+            show_default="0; 0.5 with --teacher",
+        ),
     ] = 0.0,
+    teacher: Annotated[
+        str | None,
+        of_phases(help="A trained network that teaches both: a run's folder, a file, or package.module:function."),
+    ] = None,
     from_scratch: Annotated[
         bool,
         of_phases("--from-scratch", help="Also train the small network's structure from fresh weights, and compare."),
@@ -157,11 +165,12 @@ def compress(
         given: Any = {**defaults, **{name: value for name, value in stages.items() if value is not None}}
         config = CompressRequest(
             **_run.request_of_run(context.params),
-            start=None if start is None else str(start if str(start).startswith(zoo.PREFIX) else start.resolve()),
+            start=_absolute(None if start is None else str(start)),
             loss=loss,
             metric=metric,
             lower_is_better=lower_is_better,
             from_scratch=from_scratch,
+            teacher=_absolute(teacher),
             penalty=_penalty(penalty, lambda_, by_cost, limits),
             budget={**limits, **{name: _bytes(name, limits[name]) for name in ("max_bytes", "max_flash", "max_ram")}},
             stages=given,
@@ -173,6 +182,13 @@ def compress(
                     raise TrainingError(f"--start has a trained network: leave out --{name}.")
             config["stages"]["epochs"] = 0
     _compress(config, sums, out, quiet, json_)
+
+
+def _absolute(network: str | None) -> str | None:
+    """A path as it holds from any folder; other names of networks as they are."""
+    if network is None or network.startswith(zoo.PREFIX) or _named.is_named(network):
+        return network
+    return str(Path(network).resolve())
 
 
 def _check_named(options: dict[str, Any]) -> None:
@@ -268,6 +284,10 @@ def _compress(config: CompressRequest, sums: dict[str, str] | None, out: Path, q
         network = _run.build_network(_with_norm(config, data), data)
     else:
         raise TrainingError(f"--model {config['model']} is for images of quern.data: name a function that gives yours.")
+    teacher = None
+    if (name := config.get("teacher")) is not None:
+        of_file = not _named.is_named(name)
+        teacher = load_network(Path(name)) if of_file else _named.network(name, "--teacher")
     written: dict[str, Any] = dict(config)
     if not resume:
         written |= {
@@ -291,6 +311,7 @@ def _compress(config: CompressRequest, sums: dict[str, str] | None, out: Path, q
         **budget.to_dict(),
         **stages,
         from_scratch=config.get("from_scratch", False),
+        teacher=teacher,
         out=out,
         resume=resume,
         watchers=_run.make_watchers(out, quiet),

@@ -46,13 +46,13 @@ def function(text: str, option: str) -> Any:
     return made
 
 
-def network(text: str) -> "nn.Module":
+def network(text: str, option: str = "--model") -> "nn.Module":
     """What the function gives: a network, trained or not."""
     from torch import nn
 
-    made = _called(text, "--model")
+    made = _called(text, option)
     if not isinstance(made, nn.Module):
-        raise TrainingError(f"--model {text} gives a {type(made).__name__}, but must give a network, an nn.Module.")
+        raise TrainingError(f"{option} {text} gives a {type(made).__name__}, but must give a network, an nn.Module.")
     return made
 
 

@@ -19,6 +19,7 @@ PENALTIES: dict[str, tuple[str, dict[str, bool]]] = {
     **{name: (name.upper(), {}) for name in OF_WEIGHTS},
     "gamma": ("GammaL1", {}),
     "gamma-beta": ("GammaL1", {"with_beta": True}),
+    "neurons": ("NeuronNorm", {}),
 }
 MODELS = ("mnist_qcnn", "cifar_qcnn", "digits_qcnn", "qresnet20", "small_qcnn")
 REAL_MODELS = ("mnist_cnn", "cifar_cnn", "digits_cnn", "resnet20", "small_cnn")

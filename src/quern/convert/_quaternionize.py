@@ -12,10 +12,11 @@ from torch import fx, nn
 from quern.convert._axes import form_along
 from quern.convert._channels import Channels
 from quern.convert._nodes import shapes_of
-from quern.convert._subclasses import subclass_form
+from quern.convert._subclasses import INNER, subclass_form
+from quern.convert._trained import Carried, carry
 from quern.errors import ConversionError, TraceError
 from quern.graph import Example, check_module, inputs_of
-from quern.graph.spec import own_spec
+from quern.graph.spec import Nearest, own_spec
 from quern.graph.trace import Tracer, traced
 
 Keep = str | type[nn.Module] | Callable[[str, nn.Module], bool]
@@ -23,32 +24,39 @@ Keep = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 
 @dataclass(frozen=True)
 class Row:
-    """Layers of one kind, and what became of them."""
+    """Layers of one kind, and what became of them. ``share`` is how much of the squared norm of their trained weights
+    the nearest quaternions keep; None if none were carried over."""
 
     kind: str
     becomes: str
     names: tuple[str, ...]
     why: str = ""
+    share: float | None = None
 
 
 @dataclass(frozen=True)
 class Conversion:
     """A network of quaternions, and what became of the layers and functions of the one it was made of. Printed, it is a
-    short table."""
+    short table. ``notes`` are about the order of channels, where trained weights were carried over."""
 
     network: nn.Module
     rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [("layers", "of", "became", "")]
-        lines += [(str(len(row.names)), row.kind, row.becomes, row.why) for row in self.rows]
-        widths = [max(len(line[n]) for line in lines) for n in range(4)]
-        return "\n".join(
-            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
-        )
+        trained = any(row.share is not None for row in self.rows)
+        lines = [("layers", "of", "became", *(("keeps",) if trained else ()), "")]
+        for row in self.rows:
+            share = "" if row.share is None else f"{100 * row.share:.0f} %"
+            lines.append((str(len(row.names)), row.kind, row.becomes, *((share,) if trained else ()), row.why))
+        widths = [max(len(line[n]) for line in lines) for n in range(len(lines[0]))]
+        table = ["  ".join(text.ljust(w) for text, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+        return "\n".join((*table, *self.notes))
 
 
-def quaternionize(module: nn.Module, keep: Keep | Iterable[Keep] = (), *, example: Example | None = None) -> nn.Module:
+def quaternionize(
+    module: nn.Module, keep: Keep | Iterable[Keep] = (), *, example: Example | None = None, trained: bool = False
+) -> nn.Module:
     """The quaternion network of the same real widths, freshly initialised: a quarter of the weights.
 
     Linear layers, convolutions, normalisations, embeddings, recurrent layers, attention and torch's transformer layers
@@ -67,11 +75,17 @@ def quaternionize(module: nn.Module, keep: Keep | Iterable[Keep] = (), *, exampl
     become those for whole quaternions. torch.fx has to see them, so the network must be traceable; and where it depends
     on shapes what a function does, ``example``, an input or a tuple of several, has to tell. If anything was rewritten,
     the result is a ``torch.fx.GraphModule`` with the same submodules. :func:`conversion` also tells what was done.
+
+    With ``trained`` the quaternion network does not begin anew, but with the weights nearest to those of ``module``:
+    each 4x4 block becomes the quaternion that is nearest in least squares, and normalisations keep their statistics.
+    Given an ``example``, quern looks for groups of four channels that lose little. What is kept stays as it is.
     """
-    return conversion(module, keep, example=example).network
+    return conversion(module, keep, example=example, trained=trained).network
 
 
-def conversion(module: nn.Module, keep: Keep | Iterable[Keep] = (), *, example: Example | None = None) -> Conversion:
+def conversion(
+    module: nn.Module, keep: Keep | Iterable[Keep] = (), *, example: Example | None = None, trained: bool = False
+) -> Conversion:
     """:func:`quaternionize`, with a table of what was converted, what was kept, and why."""
     check_module(module)
     kept_names = _kept(module, keep)
@@ -92,11 +106,22 @@ def conversion(module: nn.Module, keep: Keep | Iterable[Keep] = (), *, example: 
                 _replace(network, layer, new.train(layer.training))
     if problems:
         raise ConversionError(_sentence(problems))
-    rows = layers.rows()
+    carried = Carried()
+    if trained:
+        if rewritten and example is None:
+            raise ConversionError(
+                f"forward joins or cuts channels ({', '.join(dict.fromkeys(rewritten))}), and which trained weight is "
+                "for which channel then depends on shapes: give an input as example=."
+            )
+        stays = {name: layer for name, layer in network.named_modules() if name and layer not in layers.new}
+        carried = carry(module, layers.pairs, stays, example)
+        if carried.problems:
+            raise ConversionError(_sentence(carried.problems))
+    rows = layers.rows(carried.nearest)
     if rewritten:
         counts = {name: rewritten.count(name) for name in rewritten}
         rows += [Row(name, "whole quaternions", ("",) * n, "in forward") for name, n in counts.items()]
-    return Conversion(network, tuple(rows))
+    return Conversion(network, tuple(rows), tuple(carried.notes))
 
 
 # ---------------------------------------------------------------------------------------------------------- layers
@@ -130,18 +155,24 @@ class _Layers:
         self.done: dict[nn.Module, nn.Module] = {}  # a layer used twice stays one layer
         self.names: dict[nn.Module, str] = {}
         self.became: dict[nn.Module, tuple[str, str, str]] = {}
+        self.pairs: dict[str, tuple[nn.Module, nn.Module]] = {}  # by name, (old, new)
         self.free: list[str] = []  # parameters of no layer, such as a class token
 
     def note(self, layer: nn.Module, becomes: str, why: str) -> None:
         self.became[layer] = (type(layer).__name__, becomes, why)
 
-    def rows(self) -> list[Row]:
+    def rows(self, nearest: dict[str, Nearest]) -> list[Row]:
         groups: dict[tuple[str, str, str], list[str]] = {}
         for layer, what in self.became.items():
             groups.setdefault(what, []).append(self.names.get(layer, ""))
         if self.free:
             groups["Parameter", "itself", "real numbers of 4·C channels are C quaternions"] = self.free
-        return [Row(kind, becomes, tuple(names), why) for (kind, becomes, why), names in groups.items()]
+        return [Row(*what[:2], tuple(names), what[2], _share(nearest, names)) for what, names in groups.items()]
+
+    @property
+    def new(self) -> set[nn.Module]:
+        """The quaternion layers that were made, and their parts."""
+        return {part for _, new in self.pairs.values() for part in new.modules()}
 
     def convert(self, old: nn.Module, name: str) -> nn.Module:
         if old in self.done:
@@ -166,13 +197,15 @@ class _Layers:
             return old
         if new is not None and new is not old:
             self.note(old, type(new).__name__, _changed(old, new))
+            self.pairs[name] = (old, new)
             if isinstance(new, fx.GraphModule):
+                self.pairs[name] = (old, new.get_submodule(INNER))
                 self._children(new, name)
             return new.train(old.training)
         if new is old or (spec is not None and (spec.splits or spec.passes)):
             self.note(old, "itself", "acts on each channel alone")
             return old
-        is_container = type(old) in (nn.Sequential, nn.ModuleList, nn.ModuleDict) or list(old.children())
+        is_container = type(old) in _CONTAINERS or list(old.children())
         foreign = type(old).__module__.startswith("torch.nn.modules") and type(old) not in _CONTAINERS
         if foreign or (not is_container and list(old.parameters(recurse=False))):
             self.problems.append((f"no quaternion form of {type(old).__name__} is known", name or "the module"))
@@ -189,7 +222,12 @@ class _Layers:
                 old._modules[child_name] = new
 
 
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+def _share(nearest: dict[str, Nearest], names: list[str]) -> float | None:
+    found = [nearest[name] for name in names if name in nearest and nearest[name].total]
+    return sum(one.kept for one in found) / sum(one.total for one in found) if found else None
+
+
+_CONTAINERS = (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict)  # the first in graphs of torch.fx
 
 
 def _changed(old: Any, new: Any) -> str:

@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from quern.graph.spec import Spec, own_spec, spec_of
 
-_INNER = "quaternion"
+INNER = "quaternion"
 
 
 def known_base(layer: nn.Module) -> tuple[type[nn.Module], Spec] | None:
@@ -49,7 +49,7 @@ def subclass_form(layer: nn.Module) -> nn.Module | None:
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in spec.functions and _takes_weight(node):
             with graph.inserting_before(node):
-                call = graph.call_module(_INNER, (node.args[0] if node.args else node.kwargs["input"],))
+                call = graph.call_module(INNER, (node.args[0] if node.args else node.kwargs["input"],))
             node.replace_all_uses_with(call)
             graph.erase_node(node)
             _pad_as(inner, node)
@@ -57,9 +57,9 @@ def subclass_form(layer: nn.Module) -> nn.Module | None:
         if node.op == "get_attr" and not node.users:
             graph.erase_node(node)
     left = [n for n in graph.nodes if n.op == "get_attr" and str(n.target) in own]
-    if left or not any(n.op == "call_module" and n.target == _INNER for n in graph.nodes):
+    if left or not any(n.op == "call_module" and n.target == INNER for n in graph.nodes):
         raise ValueError(f"a subclass of {kind.__name__} that computes with its weight in a way of its own")
-    parts: dict[str, Any] = {_INNER: inner, **dict(layer.named_children())}
+    parts: dict[str, Any] = {INNER: inner, **dict(layer.named_children())}
     for node in graph.nodes:
         if node.op == "get_attr":
             parts[str(node.target)] = operator.attrgetter(str(node.target))(layer)
@@ -86,7 +86,7 @@ def _as_one_call(kind: type[nn.Module], layer: nn.Module) -> Iterator[fx.Tracer]
 
     def forward(self: nn.Module, input: Any, *args: Any, **kwargs: Any) -> Any:
         if self is layer:
-            return tracer.create_proxy("call_module", _INNER, (input,), {})
+            return tracer.create_proxy("call_module", INNER, (input,), {})
         return old(self, input, *args, **kwargs)
 
     modes = [(m, m.training) for m in layer.modules()]

@@ -137,6 +137,19 @@ def block_weight(
     return real.reshape(rows, -1, *kernel).contiguous(memory_format=layout)
 
 
+def nearest_weight(
+    real: Float[Tensor, "4 out parts in ..."], input_parts: str = UNITS
+) -> Float[Tensor, "4 out in ..."]:
+    r"""The weight w whose block form :math:`L(w)` is nearest to ``real`` in least squares: of p ``input_parts``,
+    :math:`w = \frac1p \sum_b m_b \otimes \bar e_b`, where the quaternions :math:`m_b` are what ``real`` gives for the
+    unit :math:`e_b`. The columns of :math:`L(w)` are as long as w, so the share of the squared norm that is kept is
+    :math:`p |w|^2 / |\mathrm{real}|^2`.
+    """
+    columns = [UNITS.index(part) for part in input_parts]
+    rows = [sum(UNIT_SIGN[m][q] * real[m ^ q, :, n] for n, q in enumerate(columns)) for m in range(4)]
+    return torch.stack(rows) / len(columns)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
 def components(x: Tensor) -> tuple[Tensor, ...]:
     return x.unflatten(1, (4, -1)).unbind(1)
 

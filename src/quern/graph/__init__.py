@@ -8,7 +8,7 @@ layer does is its :class:`Spec` (:mod:`~quern.graph.layers`), what a function do
 
 from quern.graph import layers
 from quern.graph.layer_plan import Kept, LayerPlan
-from quern.graph.listing import batch_norms, quaternion_shifts, quaternion_weights
+from quern.graph.listing import batch_norms, quaternion_shifts, quaternion_weights, removable
 from quern.graph.spec import Call, Spec, register, spec_of
 from quern.graph.trace import Example, check_module, check_traceable, inputs_of, mapped, trace
 from quern.graph.work import quaternion_costs
@@ -29,6 +29,7 @@ __all__ = [
     "quaternion_shifts",
     "quaternion_weights",
     "register",
+    "removable",
     "spec_of",
     "trace",
 ]

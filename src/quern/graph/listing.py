@@ -6,7 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from quern.graph.reader import read
 from quern.graph.spec import Spec, spec_of
+from quern.graph.trace import Example, inputs_of, mapped
+from quern.graph.values import evaluating
 
 
 def _named(
@@ -35,12 +38,31 @@ def quaternion_shifts(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def batch_norms(model: nn.Module) -> dict[str, Any]:
-    """The quaternion batch normalisations of ``model`` that have a scale γ, by name; a shared γ stands once."""
+    """The batch normalisations of ``model`` that have a scale γ, by name; a shared γ stands once. They are those of
+    quaternions, or if a network has neither neurons nor normalisations that are, of real numbers."""
     norms: dict[int, tuple[str, nn.Module]] = {}
     for name, layer in model.named_modules():
         if spec_of(layer).gamma and layer.weight is not None:
             norms.setdefault(id(layer.weight), (name, layer))
-    return dict(norms.values())
+    components = max([neuron_components(model), *(spec_of(layer).components for _, layer in norms.values())])
+    return {name: layer for name, layer in norms.values() if spec_of(layer).components == components}
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def removable(model: nn.Module, example: Example) -> dict[str, dict[str, tuple[int, int]]]:
+    """The layers of which neurons may go, by name: where these stand in their parameters, as their Specs say. The
+    output of ``model`` on ``example`` has the size that it has, and so the layers that it comes from."""
+    with evaluating(model):
+        inputs = mapped(inputs_of(model, example), torch.Tensor.clone)
+        facts, _, _ = read(model, inputs, keep_unknown=True)
+    found = {}
+    for record in facts.records.values():
+        axes = spec_of(record.layer).neuron_axes(record.layer)
+        own = {name: where for name, where in axes.items() if getattr(record.layer, name, None) is not None}
+        if own and record.outputs is not None and not facts.pinned(record.outputs):
+            found[record.name] = own
+    return found
 
 
 def neuron_components(model: nn.Module) -> int:

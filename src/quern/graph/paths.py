@@ -21,7 +21,7 @@ def has_rows(layer: nn.Module) -> bool:
 
 
 def norms_behind(
-    model: nn.Module, of: Callable[[nn.Module], bool] = has_rows, *, directly: bool = False
+    model: nn.Module, of: Callable[[nn.Module], bool] = has_bias, *, directly: bool = False
 ) -> dict[str, tuple[str, ...]] | None:
     """By the name of each layer ``of`` a kind whose outputs all end in batch normalisations: the names of those.
 

@@ -64,6 +64,16 @@ class Affine:
     whole: bool
 
 
+@dataclass(frozen=True)
+class Nearest:
+    """The parameters and buffers of a quaternion layer that come nearest to a trained real one. ``kept`` is the squared
+    norm of what its weights do, ``total`` that of the real weights."""
+
+    tensors: dict[str, Tensor]
+    kept: float
+    total: float
+
+
 @runtime_checkable
 class Writer(Protocol):
     """A graph of torch operations in the making. The values that a Spec is given are recorded values: what is done to
@@ -92,7 +102,7 @@ class Spec:
     """
 
     components: int = 1
-    gamma = False  # whether ``weight (n,)`` is the scale γ of a quaternion normalisation, ``bias (4, n)`` its β
+    gamma = False  # whether ``weight (n,)`` is the scale γ of a batch normalisation, ``bias (4, n)`` or ``(n,)`` its β
     normalises = False  # whether it is a batch normalisation, which takes away what a constant adds to its input
     costly = False  # whether running it again on the same input is to be avoided
     takes_sizes = False  # whether a number it is called with is no more than the size of its output
@@ -116,6 +126,11 @@ class Spec:
     def neurons(self, layer: Any) -> int:
         """How many neurons it has, as many as output channels; 0 for layers that have none."""
         return 0
+
+    def neuron_axes(self, layer: Any) -> dict[str, tuple[int, int]]:
+        """Where its neurons stand in its parameters, by name: along which axis, and how many times one after another.
+        A neuron that is zero in all of these puts out zero."""
+        return {}
 
     def silent(self, layer: Any) -> Tensor:
         """Which of its neurons ``(neurons,)`` put out a constant whatever the input is, as far as the layer knows."""
@@ -234,6 +249,18 @@ class Spec:
 
     def quaternion_form_along(self, layer: Any, axis: int) -> nn.Module | None:
         """As :meth:`quaternion_form`, of a layer whose form depends on the axis that carries quaternions."""
+        return None
+
+    def nearest(self, layer: Any, new: Any, inputs: Tensor | None = None, outputs: Tensor | None = None) -> Nearest:
+        """The parameters with which ``new``, its quaternion form, comes nearest to a trained ``layer``. ``inputs`` and
+        ``outputs`` ``(components, n)`` say which real channel is which component of which quaternion; None if they
+        stand in this order. A layer that keeps channels apart is asked by ``inputs`` alone. ValueError if that is not
+        known."""
+        raise ValueError(f"no way is known to carry over the weights of a trained {type(layer).__name__}")
+
+    def matrix(self, layer: Any) -> Tensor | None:
+        """Its weight as ``(outputs, inputs, ...)``, if it is one of real numbers and all that it does is multiply by
+        that; channels can then be grouped so that the nearest quaternions lose little."""
         return None
 
     def carried(self, layer: Any, value: Any) -> Any:

@@ -77,6 +77,11 @@ class Units:
         """These units are kept, whatever becomes of their values."""
         self._pinned.update(ids.tolist())
 
+    def pinned(self, ids: Tensor) -> bool:
+        """Whether none of these units may go."""
+        held = {self._root(unit) for unit in self._pinned}
+        return all(self._root(unit) in held for unit in ids.tolist())
+
     def roots(self, ids: Tensor) -> Tensor:
         return torch.tensor([self._root(unit) for unit in ids.tolist()], dtype=torch.long)
 

@@ -65,7 +65,7 @@ class ProximalAdam(Proximal):
     @property
     def _pairs(self) -> list[tuple[nn.Parameter, ...]]:
         """γ with the β that the penalty groups it with."""
-        return [target.parameters for target in self._targets if len(target.parameters) == 2]
+        return [target.parameters for target in self._targets if target.apart and len(target.parameters) == 2]
 
     def __getstate__(self) -> dict[str, Any]:
         parameters = [p for group in self.param_groups for p in group["params"]]
@@ -138,8 +138,9 @@ class ProximalAdam(Proximal):
         """How often each parameter was moved, and what the root of its second moment is to be multiplied by."""
         beta2 = group["betas"][1]
         steps = [self.state[p]["step"].item() for p in parameters]
-        paired = {id(p) for pair in self._pairs if all(self.state.get(q) for q in pair) for p in pair}
-        sizes = [5 if id(p) in paired else 4 if id(p) in self._shared else 1 for p in parameters]
+        pairs = [pair for pair in self._pairs if all(self.state.get(q) for q in pair)]
+        paired = {id(p): sum(4 if id(q) in self._shared else 1 for q in pair) for pair in pairs for p in pair}
+        sizes = [paired.get(id(p), 4 if id(p) in self._shared else 1) for p in parameters]
         return steps, [(size * (1 - beta2**n)) ** -0.5 for size, n in zip(sizes, steps, strict=True)]
 
     def _metrics(self, group: dict[str, Any], parameters: Sequence[Tensor], scales: Sequence[float]) -> list[Tensor]:

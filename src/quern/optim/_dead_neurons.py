@@ -17,17 +17,23 @@ import torch
 from torch import Tensor, nn
 
 from quern.graph import spec_of
-from quern.graph.paths import has_bias, has_rows, norms_behind
+from quern.graph.paths import has_bias, norms_behind
 
 
 def _without_weights(layer: Any) -> Tensor | None:
-    """Which neurons ``(out,)`` of a layer have no weight but zero; None if there are none."""
-    numbers = [p.detach() for p in (layer.weight, getattr(layer, "constant", None)) if p is not None]
-    weight = numbers[0]
-    none = weight[(0, slice(None), *[0] * (weight.dim() - 2))] == 0  # one number of each tells that most have some
-    for weight in numbers:  # also a constant, which differs at the borders
+    """Which neurons ``(out,)`` of a layer have no weight but zero; None if there are none, or if nobody knows."""
+    spec = spec_of(layer)
+    axes = spec.neuron_axes(layer)
+    if spec.components != 4 and "weight" not in axes:
+        return None
+    axis, _ = axes.get("weight", (1, 1))
+    numbers = [layer.weight.detach().movedim(axis, 0)]
+    if getattr(layer, "constant", None) is not None:  # which differs at the borders
+        numbers.append(layer.constant.detach().movedim(1, 0))
+    none = numbers[0].flatten(1)[:, 0] == 0  # one number of each tells that most have some
+    for rows in numbers:
         if none.any():
-            none[none.clone()] = (weight[:, none] == 0).transpose(0, 1).flatten(1).all(1)
+            none[none.clone()] = (rows[none] == 0).flatten(1).all(1)
     return none if none.any() else None
 
 
@@ -43,9 +49,9 @@ class DeadNeurons:
     def __init__(self, model: nn.Module) -> None:
         modules: dict[str, Any] = dict(model.named_modules())
         normed = any(spec_of(layer).normalises for layer in modules.values())
-        behind = norms_behind(model) if normed else {}
+        behind = norms_behind(model, has_bias) if normed else {}
         if behind is None:
-            behind = {name: () for name, layer in modules.items() if has_rows(layer)}
+            behind = {name: () for name, layer in modules.items() if has_bias(layer)}
         counts: dict[str, int] = {}
         for names in behind.values():
             counts |= {name: counts.get(name, 0) + 1 for name in names}

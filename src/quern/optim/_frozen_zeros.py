@@ -73,7 +73,7 @@ def freeze_zeros(model: nn.Module, state: dict[str, Tensor] | None = None) -> Fr
             assert norm.weight is not None
             free[f"{prefix}weight"] = norm.weight != 0
             if norm.bias is not None:
-                gone = (norm.weight == 0) & (norm.bias == 0).all(0)
+                gone = (norm.weight == 0) & (norm.bias.view(-1, len(norm.weight)) == 0).all(0)
                 free[f"{prefix}bias"] = (~gone).expand_as(norm.bias)
         state = {name: mask for name, mask in free.items() if not mask.all()}
     kept = {}

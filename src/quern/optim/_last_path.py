@@ -138,8 +138,8 @@ class LastPath:
 
     def __init__(self, model: nn.Module, targets: Sequence[Target]) -> None:
         self.model = model
-        self.targets = {t.names[0]: t for t in targets if t.zeros}
-        self.groups: dict[str, list[int]] | None = None
+        self.targets = {t.names[0]: t for t in targets if t.zeros and t.apart}
+        self.groups: dict[str, list[int]] | None = None if self.targets else {}
         self.held = False
         self._indexed: dict[str, list[int]] | None = None
         self._places: list[tuple[Target, tuple[Any, ...], list[Tensor]]] = []

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from quern.errors import LastPathWarning
 from quern.optim._dead_neurons import DeadNeurons
 from quern.optim._last_path import LastPath
-from quern.penalties import Penalty, Shrinking, Target, shrink_
+from quern.penalties import NeuronTarget, Penalty, Shrinking, Target, shrink_
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
@@ -69,6 +69,11 @@ class Proximal(torch.optim.Optimizer):
         check_positive("factor", factor, zero=True)
         for group in self.param_groups:
             group["penalty_scale"] = float(factor)
+
+    @property
+    def targets(self) -> list[Target]:
+        """What the penalty acts on."""
+        return list(self._targets)
 
     @property
     def shrunk(self) -> list[nn.Parameter]:
@@ -196,7 +201,11 @@ class Proximal(torch.optim.Optimizer):
             if self._path.groups is None and any(steps):
                 self._path.look(self.ahead)
             path_values = self._path.values()
+            of_neurons = [target for target in targets if isinstance(target, NeuronTarget)]
+            whole = [(t, t.strengths(), [p.detach().clone() for p in t.parameters]) for t in of_neurons]
             self._shrinking.shrink_(targets, steps, metrics or None)
+            for target, before, values in whole:
+                _keep_last_(target, before, values)
             if self._path.put_back_(path_values, self.ahead):
                 self._warn_of_last_path()
         self._dead.put_back_(dead_values)
@@ -217,3 +226,12 @@ class Proximal(torch.optim.Optimizer):
     def _move(self, group: dict[str, Any], parameters: list[Tensor]) -> tuple[float, list[Tensor] | None]:
         """Follow the gradients. Returns the step and, if it is not 1, the metric of every parameter to shrink in."""
         raise NotImplementedError
+
+
+def _keep_last_(target: NeuronTarget, before: Tensor, values: list[Tensor]) -> None:
+    """A layer of whose neurons none is left keeps the strongest as it was."""
+    if target.strengths().any() or not before.any():
+        return
+    for p, value in zip(target.parameters, values, strict=True):
+        p.detach().copy_(value)
+    target.scale_(torch.nn.functional.one_hot(before.argmax(), len(before)))

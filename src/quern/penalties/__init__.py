@@ -10,6 +10,7 @@ its quaternion batch normalisations:
 ``RQL(λ)``                         ``RQ(λ) + L1(λ)``
 ``GammaL1(λ)``                     :math:`\frac\lambda{|\Gamma|} \sum_\gamma |\gamma|`
 ``GammaL1(λ, with_beta=True)``     :math:`\frac\lambda{|\Gamma|} \sum_\gamma \sqrt{\gamma^2 + |\beta|^2}`
+``NeuronNorm(λ)``                  :math:`\frac\lambda N \sum_n \sqrt{d_n}\,|W_n|`
 =================================  ===========================================================================
 
 ``normalize=False`` leaves out the :math:`1/Q` or :math:`1/|\Gamma|`. Penalties add up: ``RQ(1e-2) + GammaL1(1e-3)``.
@@ -18,7 +19,9 @@ Those of weights take ``by_cost``, which weighs each quaternion by the multiply-
 
     penalty = RQ(50.0, by_cost=0.5).weighed(model, example)
 
-Biases and real-valued layers are left out, and so are parameters that are not trained (``requires_grad`` is False).
+``GammaL1`` and ``NeuronNorm`` also act on networks without quaternions, on the scales of torch's batch normalisations
+and on neurons of real numbers. Else biases and real-valued layers are left out, and so are parameters that are not
+trained (``requires_grad`` is False).
 
 Use one as a term of the loss, ``loss + penalty(model)``, with any optimizer; or give it to an optimizer of
 :mod:`quern.optim`, which applies its proximal map and so reaches exact zeros.
@@ -30,8 +33,8 @@ a :class:`ProximalMap` of your own::
         maps = (COMPONENTS, SQUARES)
 """
 
-from quern.penalties._maps import COMPONENTS, GROUPS, SQUARES, ProximalMap, Shrinking, Target, shrink_
-from quern.penalties._terms import L1, L2, RQ, RQL, GammaL1, OfScales, OfWeights, Penalty, Sum, Term
+from quern.penalties._maps import COMPONENTS, GROUPS, SQUARES, NeuronTarget, ProximalMap, Shrinking, Target, shrink_
+from quern.penalties._terms import L1, L2, RQ, RQL, GammaL1, NeuronNorm, OfScales, OfWeights, Penalty, Sum, Term
 
 __all__ = ["COMPONENTS", "GROUPS", "L1", "L2", "RQ", "RQL", "SQUARES", "GammaL1", "OfScales", "OfWeights", "Penalty"]
-__all__ += ["ProximalMap", "Shrinking", "Sum", "Target", "Term", "shrink_"]
+__all__ += ["NeuronNorm", "NeuronTarget", "ProximalMap", "Shrinking", "Sum", "Target", "Term", "shrink_"]

@@ -101,7 +101,7 @@ class Groups(ProximalMap):
 class Squares(ProximalMap):
     r""":math:`\sum x^2` over the first parameter: all numbers get smaller by one factor, none becomes zero."""
 
-    order: ClassVar[int] = 2
+    order: ClassVar[int] = 3
     zeros: ClassVar[bool] = False
 
     def value(self, target: "Target", dtype: torch.dtype) -> Tensor:
@@ -111,7 +111,27 @@ class Squares(ProximalMap):
         target.parameters[0].div_(1 + 2 * bound)
 
 
-COMPONENTS, GROUPS, SQUARES = Components(), Groups(), Squares()
+class Neurons(ProximalMap):
+    r""":math:`\sum_n |W_n|` over the neurons of a :class:`NeuronTarget`: each keeps its direction, and gets shorter
+    until it is zero. In a metric it is the mean over the neuron that counts."""
+
+    order: ClassVar[int] = 2
+
+    def value(self, target: "Target", dtype: torch.dtype) -> Tensor:
+        assert isinstance(target, NeuronTarget)
+        squares = target.squares(dtype)
+        zero = squares == 0
+        return torch.where(zero, 0, torch.where(zero, 1, squares).sqrt()).sum()
+
+    def shrink_(self, target: "Target", bound: Bound) -> None:
+        assert isinstance(target, NeuronTarget)
+        if isinstance(bound, Tensor):
+            bound = target.mean(bound.reciprocal()).reciprocal()
+        lengths = target.strengths()
+        target.scale_((1 - bound / lengths.where(lengths > 0, 1)).clamp(min=0))
+
+
+COMPONENTS, GROUPS, SQUARES, NEURONS = Components(), Groups(), Squares(), Neurons()
 
 
 def _within(x: Tensor, bound: Bound) -> Tensor:
@@ -152,9 +172,23 @@ class Target:
         return total
 
     def rows(self) -> list[Tensor]:
-        """The members of the groups: four components, γ alone, or γ and the four components of β."""
-        first, *others = self.parameters
-        return [*(first.unbind() if first.dim() > 1 else [first]), *(row for other in others for row in other.unbind())]
+        """The members of the groups: four components, γ alone, or γ and the components of β."""
+        return [row for p in self.parameters for row in (p.unbind() if p.dim() > 1 else [p])]
+
+    def strengths(self) -> Tensor | None:
+        """How much there is of each neuron, where this is about whole neurons: of scales γ."""
+        first = self.parameters[0].detach()
+        return None if first.dim() > 1 else first.abs()
+
+    def clear_(self, neuron: int) -> None:
+        """Let there be nothing of a neuron."""
+        for p in self.parameters:
+            p.detach()[..., neuron] = 0
+
+    @property
+    def apart(self) -> bool:
+        """Whether single groups of it can be kept where all others go."""
+        return True
 
     @property
     def groups(self) -> int:
@@ -179,6 +213,56 @@ class Target:
             factors[map_] = factors.get(map_, 0.0) + factor
         wider = max(self, other, key=lambda target: len(target.names))
         return Target(wider.names, wider.parameters, tuple(factors.items()))
+
+
+@dataclass(frozen=True)
+class NeuronTarget(Target):
+    """Groups are whole neurons: for each parameter the axis that they stand on, and how many times, as of gates."""
+
+    axes: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def groups(self) -> int:
+        axis, times = self.axes[0]
+        return self.parameters[0].shape[axis] // times
+
+    @property
+    def size(self) -> int:
+        """The numbers of one neuron."""
+        return sum(p.numel() for p in self.parameters) // max(1, self.groups)
+
+    def squares(self, dtype: torch.dtype) -> Tensor:
+        """The squared norm of each neuron."""
+        total = 0
+        for p, (axis, times) in zip(self.parameters, self.axes, strict=True):
+            own = p.to(dtype).square().movedim(axis, 0).unflatten(0, (times, -1)).transpose(0, 1)
+            total = total + own.flatten(1).sum(1)
+        assert isinstance(total, Tensor)
+        return total
+
+    def mean(self, metric: Tensor) -> Tensor:
+        """Of a metric of the first parameter, which its components may share, the mean over each neuron."""
+        axis, times = self.axes[0]
+        axis -= self.parameters[0].dim() - metric.dim()
+        return metric.movedim(axis, 0).unflatten(0, (times, -1)).transpose(0, 1).flatten(1).mean(1)
+
+    def strengths(self) -> Tensor:
+        return self.squares(torch.promote_types(self.parameters[0].dtype, torch.float32)).detach().sqrt()
+
+    def scale_(self, factors: Tensor) -> None:
+        """Multiply each neuron by its factor."""
+        for p, (axis, times) in zip(self.parameters, self.axes, strict=True):
+            shape = [-1 if n == axis % p.dim() else 1 for n in range(p.dim())]
+            p.detach().mul_(factors.repeat(times).view(shape).to(p.dtype))
+
+    def clear_(self, neuron: int) -> None:
+        factors = torch.ones(self.groups, device=self.parameters[0].device)
+        factors[neuron] = 0
+        self.scale_(factors)
+
+    @property
+    def apart(self) -> bool:
+        return False
 
 
 @torch.no_grad()
@@ -248,7 +332,8 @@ def _piece(target: Target, metric: Tensor | None) -> native.Shrunk | None:
     row = metric if metric is not None else first if first.dim() == 1 else first[0]
     rows = 1 if row.shape == first.shape else 4
     partner = others[0] if others else None
-    if not native.in_rows(first, rows, row) or (partner is not None and not native.in_rows(partner, 4, row)):
+    partner_rows = 0 if partner is None else partner.numel() // row.numel() if row.numel() else 1
+    if not native.in_rows(first, rows, row) or (partner is not None and not native.in_rows(partner, partner_rows, row)):
         return None
     pointers = [None if t is None else t.data_ptr() for t in (first, partner, metric)]
-    return native.Shrunk(*pointers, row.numel(), rows, 0 if partner is None else 4)
+    return native.Shrunk(*pointers, row.numel(), rows, partner_rows)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from quern.errors import InputError
-from quern.graph import Example, batch_norms, check_module, quaternion_costs, quaternion_weights
-from quern.penalties._maps import COMPONENTS, GROUPS, SQUARES, ProximalMap, Target, shrink_
+from quern.graph import Example, batch_norms, check_module, quaternion_costs, quaternion_weights, removable
+from quern.penalties._maps import COMPONENTS, GROUPS, NEURONS, SQUARES, NeuronTarget, ProximalMap, Target, shrink_
 from quern.records import Written, WrittenTerm
 
 
@@ -37,7 +37,7 @@ class Penalty(Written):
     def targets(self, model: nn.Module) -> list[Target]:
         """Every parameter that is penalised, with the factors that all terms together give it."""
         self.check(model)
-        targets: dict[str, Target] = {}
+        targets: dict[tuple[str, type[Target]], Target] = {}
         for term in self.terms:
             if not term.is_weighed:
                 raise ValueError(
@@ -45,8 +45,9 @@ class Penalty(Written):
                     "example of the network's inputs."
                 )
             for new in term.select(model):
-                old = targets.get(new.names[0])
-                targets[new.names[0]] = new if old is None else old.merged(new)
+                key = (new.names[0], type(new))
+                old = targets.get(key)
+                targets[key] = new if old is None else old.merged(new)
         return list(targets.values())
 
     def __call__(self, model: nn.Module) -> Tensor:
@@ -260,7 +261,8 @@ def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 class OfScales(Term):
-    """Abstract: acts on the scales γ of all quaternion batch normalisations that are trained, by ``maps_of`` each."""
+    """Abstract: acts on the scales γ of all batch normalisations that are trained, by ``maps_of`` each: of those of
+    quaternions, or in a network of real neurons of torch's."""
 
     unit: ClassVar[str] = "scales"
     missing: ClassVar[str] = (
@@ -323,3 +325,52 @@ class GammaL1(OfScales):
         if shift is None or not self.with_beta:
             return Target((f"{prefix}weight",), (scale,), ((COMPONENTS, factor),))
         return Target((f"{prefix}weight", f"{prefix}bias"), (scale, shift), ((GROUPS, factor),))
+
+
+@dataclass(frozen=True, repr=False)
+class NeuronNorm(Term):
+    r""":math:`\frac\lambda N \sum_n \sqrt{d_n}\,|W_n|` with λ = ``weight``: whole neurons become zero, of quaternions
+    or of real numbers.
+
+    :math:`W_n` are all numbers that belong to one of the N neurons, :math:`d_n` how many these are: what a linear or
+    convolutional layer has for an output channel, its bias included; all gates of a hidden unit, in all levels and
+    directions of a recurrent layer; a column of an embedding. Layers that the output comes from are left out, as they
+    cannot lose any: to find them the network is run once, by :meth:`~Penalty.weighed`.
+    """
+
+    _: KW_ONLY
+    _layers: tuple[tuple[str, tuple[tuple[str, int, int], ...]], ...] | None = None
+
+    unit: ClassVar[str] = "neurons"
+    missing: ClassVar[str] = "the network has no neurons that could go: the layers that its output comes from stay"
+
+    @property
+    def is_weighed(self) -> bool:
+        return self._layers is not None
+
+    def weighed(self, model: nn.Module, example: Example) -> "NeuronNorm":
+        layers = tuple(
+            (name, tuple((own, *where) for own, where in axes.items()))
+            for name, axes in removable(model, example).items()
+        )
+        return dataclasses.replace(self, _layers=layers)
+
+    def check(self, model: nn.Module) -> None:
+        if self.is_weighed:
+            super().check(model)
+
+    def select(self, model: nn.Module) -> Iterable[Target]:
+        made = []
+        for name, own in self._layers or ():
+            layer = model.get_submodule(name)
+            trained = [
+                (f"{name}.{key}".lstrip("."), p, (axis, times))
+                for key, axis, times in own
+                if (p := layer.get_parameter(key)).requires_grad
+            ]
+            if len(trained) == len(own):
+                names, parameters, axes = zip(*trained, strict=True)
+                made.append(NeuronTarget(names, parameters, (), axes))
+        factor = self.factor(sum(target.groups for target in made))
+        for target in made:
+            yield dataclasses.replace(target, maps=((NEURONS, factor * target.size**0.5),))

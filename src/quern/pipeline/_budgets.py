@@ -10,7 +10,7 @@ from torch import nn
 from quern.errors import TrainingError
 from quern.graph import Example, spec_of
 from quern.graph.paths import has_rows
-from quern.penalties import Penalty
+from quern.penalties import NeuronTarget, Penalty
 from quern.pipeline._sizes import Packs, planned_size
 from quern.records import Budget
 
@@ -28,7 +28,11 @@ def check_budget(
     input: one that has a single neuron left in every layer that the penalty reaches. Speed is known only later."""
     smallest = copy.deepcopy(model)
     targets = penalty.weighed(smallest, example).targets(smallest)
-    reached = {id(p) for target in targets if target.zeros for p in target.parameters}
+    for target in targets:
+        if isinstance(target, NeuronTarget):
+            target.scale_((torch.arange(target.groups) == 0).to(target.parameters[0].device))
+    targets = [target for target in targets if target.zeros and target.apart]
+    reached = {id(p) for target in targets for p in target.parameters}
     layers = [layer for layer in smallest.modules() if reached & {id(p) for p in layer.parameters(recurse=False)}]
     if not all(has_rows(layer) or spec_of(layer).gamma for layer in layers):
         return  # of other layers it is not known what they can be reduced to

@@ -1,5 +1,6 @@
 """``compress``: its arguments, and what is refused before any training."""
 
+import copy
 import inspect
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -14,8 +15,8 @@ from quern import runtime
 from quern.bench.machine import facts
 from quern.data import ImageSet
 from quern.errors import Lost, Stopped, TrainingError, instead_of
-from quern.graph import batch_norms, check_module, quaternion_weights
-from quern.penalties import GammaL1, Penalty
+from quern.graph import batch_norms, check_module
+from quern.penalties import GammaL1, NeuronNorm, Penalty
 from quern.pipeline._budgets import check_budget
 from quern.pipeline._scratch import check_can_begin_anew
 from quern.pipeline._stages import Compressed, Job, Tell, packs_of, run_stages
@@ -30,6 +31,7 @@ from quern.train import (
     Watcher,
     check_compacts,
     check_fits,
+    check_teaches,
     find_device,
     held_out,
     source,
@@ -60,6 +62,7 @@ def compress(
     heal: int = 24,
     heal_lr: float | None = None,
     distill: float = 0.0,
+    teacher: nn.Module | None = None,
     from_scratch: bool = False,
     out: Path | str | None = None,
     resume: bool = False,
@@ -79,12 +82,15 @@ def compress(
     ``lower_is_better``. :func:`quern.train.fit` says more of them.
 
     ``epochs`` train the dense network (0: it is trained already), ``grind`` drive neurons to zero under ``penalty``,
-    ``heal`` train what is left, with the share ``distill`` of the loss asking for the dense network's answers.
-    ``max_neurons``, ``max_params``, ``max_bytes``, ``max_flash``, ``max_ram``, ``min_speedup`` and ``max_drop`` are the
-    budget (:class:`Budget`),
-    for which λ is steered; the weights of the penalty then only say how its terms mix. ``max_drop`` is in points of
-    accuracy, or in the unit of ``metric``. Without a budget its own λ
-    counts, ramped up over the first half of the grinding. With neither, the budget is one point of accuracy.
+    ``heal`` train what is left, with the share ``distill`` of the loss asking for the dense network's answers, or for
+    those of a ``teacher``: any trained network with the same inputs and outputs, which then also teaches the dense one
+    (half of the loss, if ``distill`` does not say otherwise).
+    ``max_neurons``, ``max_params``, ``max_bytes``, ``max_flash``, ``max_ram``, ``min_speedup`` and ``max_drop`` are
+    the budget (:class:`Budget`), for which λ is steered; the weights of the penalty then only say how its terms mix.
+    The penalty is that of batch normalisations' scales if there are any, else that of whole neurons
+    (:class:`quern.penalties.NeuronNorm`). ``max_drop`` is in points of accuracy, or in the unit of ``metric``.
+    Without a budget its own λ counts, ramped up over the first half of the grinding. With neither, the budget is one
+    point of accuracy.
     ``options`` are further fields of :class:`quern.train.Settings`, for all stages; the batch is 100 if it is not said.
 
     ``from_scratch`` also trains the structure of the small network from fresh weights, for as many epochs in all, and
@@ -120,7 +126,11 @@ def compress(
     _check_names(options)
     data = _one_data_set(train, val, test)
     common = {"batch": 100, **options}
-    dense_settings = Settings(epochs=epochs, **common) if epochs else None
+    if teacher is not None:
+        check_module(teacher)
+        distill, teacher = distill or TAUGHT, copy.deepcopy(teacher)
+    taught = 0.0 if teacher is None else distill
+    dense_settings = Settings(epochs=epochs, **common, distill=taught) if epochs else None
     small_settings = Settings(
         **common,
         epochs=grind,
@@ -129,7 +139,7 @@ def compress(
         heal_dropout=False,
         compact_every=1,
         distill=distill if heal else 0.0,
-        penalty=penalty or GammaL1(1.0, with_beta=True),
+        penalty=penalty or (GammaL1(1.0, with_beta=True) if batch_norms(model) else NeuronNorm(1.0)),
     )
     scratch_settings = Settings(epochs=epochs + grind + heal, **common) if from_scratch else None
     if from_scratch:
@@ -142,8 +152,10 @@ def compress(
             with crew.complete(lambda: "quern compress."):
                 batches = source(data, small_settings, crew, crew.device(device), model, task)
                 _check_job(model, small_settings, budget, data, batches, task)
+                if teacher is not None:
+                    check_teaches(teacher.to(batches.device).eval(), model, batches)
                 alone: Any = (watchers, tell) if crew.leads else ((), lambda _: None)
-                job = Job(data, batches, task, judged, folder or Path(elsewhere), resume, *alone)
+                job = Job(data, batches, task, judged, folder or Path(elsewhere), resume, *alone, teacher=teacher)
                 origin = {"environment": facts(), **(about or {})}
                 return run_stages(job, model, dense_settings, small_settings, scratch_settings, budget, origin)
         except (Stopped, Lost) as reason:
@@ -155,6 +167,8 @@ def compress(
                 raise Lost(f"another of the {crew.size} processes was lost; {advice}.") from reason
             raise Stopped(f"stopped by signal {reason.signal}; {advice}.", reason.signal) from None
 
+
+TAUGHT = 0.5  # the share of the loss that a teacher has
 
 _SET_HERE = ("compact_every", "heal_dropout")  # fields of Settings that are no options of compress
 
@@ -192,17 +206,16 @@ def _check_job(
         settings.penalty.check(model)
     except ValueError as reason:
         sentence = str(reason).rstrip(".")
-        if not quaternion_weights(model):
-            sentence = (
-                "the network has no quaternion layers: build it from those of quern.nn, or convert it by "
-                "quern.quaternionize"
-            )
-        elif not batch_norms(model):
-            sentence += ' (norm="after_conv" in quern.models), or take a penalty of weights, penalty=RQL(1.0)'
+        if not batch_norms(model):
+            sentence += ' (norm="after_conv" in quern.models), or take a penalty of neurons, penalty=NeuronNorm(1.0)'
         raise TrainingError(f"{sentence}.") from reason
     if not any(batches.crew.gathered(next(iter(held_out(batches)), None) is not None)):
         raise TrainingError("the loader to test with has no batches.")
     check_fits(model, data, batches, task)
     check_compacts(model, batches.example)
+    try:
+        settings.penalty.weighed(model, batches.example).check(model)
+    except ValueError as reason:
+        raise TrainingError(f"{str(reason).rstrip('.')}.") from reason
     packs = packs_of(data, batches.example)
     check_budget(budget, model, settings.penalty, batches.example, batches.image_format(), packs)

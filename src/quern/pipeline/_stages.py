@@ -8,6 +8,7 @@ Under torchrun all processes train; the leading one alone decides, writes, expor
 """
 
 import copy
+import hashlib
 import itertools
 import json
 import tempfile
@@ -17,6 +18,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from quern import io, runtime
@@ -66,7 +68,8 @@ class Compressed(Comparison):
 
 @dataclass(frozen=True)
 class Job:
-    """What all stages have in common. ``judged`` are loss and metric as :func:`quern.train.fit` takes them."""
+    """What all stages have in common. ``judged`` are loss and metric as :func:`quern.train.fit` takes them; a
+    ``teacher`` is one besides the dense network."""
 
     data: ImageSet | Loaders
     batches: Source
@@ -76,6 +79,7 @@ class Job:
     resume: bool
     watchers: Sequence[Watcher]
     tell: Tell
+    teacher: nn.Module | None = None
 
     @property
     def crew(self) -> Team:
@@ -120,6 +124,8 @@ def run_stages(
     }
     if (task := job.task.written()) is not None:
         settings["task"] = task
+    if job.teacher is not None:
+        settings["teacher"] = _sum_of(job.teacher)
     if scratch_settings is not None:
         settings["scratch"] = scratch_settings.to_dict()
     crew = job.crew
@@ -213,7 +219,7 @@ def _train_dense(job: Job, model: nn.Module, settings: Settings | None) -> tuple
     dense = copy.deepcopy(model)
     if settings is not None:
         job.tell(f"dense network: {in_epochs(settings.epochs)}")
-        return dense, job.fit("dense", dense, settings)
+        return dense, job.fit("dense", dense, settings, teacher=job.teacher)
     dense.to(job.batches.device).eval()
     _, value = evaluate(dense, job.batches.val(), job.crew, job.task)
     tests = job.batches.test()
@@ -239,7 +245,7 @@ def _grind(
     """The second stage: a copy of ``dense``, ground under the penalty, healed and compacted, and how it did."""
     if finished := job.finished("small", dense):
         return finished
-    teacher = dense if settings.distill else None
+    teacher = (job.teacher or dense) if settings.distill else None
 
     def speedup(small: nn.Module) -> float:
         packed = job.out / "dense" / "model.qrn"
@@ -278,6 +284,14 @@ def _grind(
     job.tell(f"small network: {in_epochs(settings.epochs)} to grind, {settings.heal} to heal")
     small = copy.deepcopy(dense)
     return small, job.fit("small", small, settings, teacher=teacher, steer=steer)
+
+
+def _sum_of(teacher: nn.Module) -> str:
+    """By which a teacher is known again: a SHA-256 of its weights."""
+    digest = hashlib.sha256()
+    for name, t in teacher.state_dict().items():
+        digest.update(name.encode() + t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _train_from_scratch(job: Job, small: nn.Module, settings: Settings) -> Result:

@@ -24,7 +24,7 @@ from torch import nn
 
 from quern.compact import Plan, compact, plan
 from quern.errors import TrainingError
-from quern.graph import Example, batch_norms
+from quern.graph import Example
 from quern.pipeline._sizes import Packs, Size, SizeCounter, planned_size
 from quern.records import ACCURACY, Budget, Metric
 from quern.records.schema import Between, Count, Positive, check
@@ -279,29 +279,28 @@ class Steering:
 
     @torch.no_grad()
     def _costs(self, now: Grinding) -> dict[str, float]:
-        """What the weakest neuron of every batch normalisation takes, relative to the mean over all neurons. The last
-        one of its layer is not to be had: without it the network may be dead."""
+        """What the weakest neuron of every batch normalisation, or of every layer where the penalty is of neurons,
+        takes, relative to the mean over all neurons. The last one of its layer is not to be had: without it the network
+        may be dead."""
         size = self._size(now)
         assert size is not None
         excess = self._excess(now.memory, size)
         saved, count, kept_alive = {}, {}, {}
-        for name, norm in batch_norms(now.model).items():
-            if norm.weight is None or not norm.weight.any():
+        for target in now.optimizer.targets:
+            strengths, key = target.strengths(), target.names[0]
+            if strengths is None or not strengths.any():
                 continue
-            key = f"{name}.weight".lstrip(".")
-            if norm.weight.count_nonzero() == 1:
+            alive = int(strengths.count_nonzero())
+            if alive == 1:
                 kept_alive[key] = PROTECTED
                 continue
-            alive = norm.weight.abs().masked_fill(norm.weight == 0, math.inf)
-            weakest = int(alive.argmin())
-            values = [(p, p.clone()) for p in (norm.weight, norm.bias) if p is not None]
-            for p, _ in values:
-                p[..., weakest] = 0
+            values = [(p, p.detach().clone()) for p in target.parameters]
+            target.clear_(int(strengths.masked_fill(strengths == 0, math.inf).argmin()))
             size_without = self._size(now)
             for p, value in values:
                 p.copy_(value)
             if size_without is not None:
                 saved[key] = excess - self._excess(now.memory, size_without)
-                count[key] = int(norm.weight.count_nonzero())
+                count[key] = alive
         mean = sum(saved[k] * count[k] for k in saved) / max(1, sum(count.values()))
         return {key: max(cost / mean, 0.01) if mean > 0 else 1.0 for key, cost in saved.items()} | kept_alive

@@ -82,6 +82,7 @@ class CompressRequest(Request):
     metric: NotRequired[Text | None]
     lower_is_better: NotRequired[bool]
     from_scratch: NotRequired[bool]
+    teacher: NotRequired[Text | None]
     penalty: list[dict[str, Any]] | None
     budget: dict[str, Any]
     stages: Stages
@@ -117,6 +118,7 @@ class StageSettings(TypedDict):
     budget: dict[str, Any]
     task: NotRequired[Task]
     scratch: NotRequired[dict[str, Any]]
+    teacher: NotRequired[Text]  # a checksum of its weights
 
 
 class Begun(TypedDict):

@@ -6,7 +6,7 @@ and resumed ends with exactly the weights of one that was not.
 
 from quern.errors import Stopped
 from quern.records import Epoch, Phase, Result
-from quern.train._batches import Loaders, Source, augment, check_fits, derived_seed, held_out, source
+from quern.train._batches import Loaders, Source, augment, check_fits, check_teaches, derived_seed, held_out, source
 from quern.train._files import NAMES
 from quern.train._fit import find_device, fit
 from quern.train._inputs import as_arguments, changed, first
@@ -16,7 +16,17 @@ from quern.train._settings import Settings
 from quern.train._task import Loss, MetricFunction, Task, evaluate, task_of
 
 __all__ = ["NAMES", "Epoch", "Grinding", "Loaders", "Phase", "Result", "Settings", "Source", "Steer"]
-__all__ += ["Stopped", "Watcher", "augment", "check_compacts", "check_fits", "derived_seed", "evaluate", "find_device"]
+__all__ += [
+    "Stopped",
+    "Watcher",
+    "augment",
+    "check_compacts",
+    "check_fits",
+    "check_teaches",
+    "derived_seed",
+    "evaluate",
+    "find_device",
+]
 __all__ += [
     "Loss",
     "MetricFunction",

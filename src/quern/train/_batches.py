@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from quern.data import Images, ImageSet
 from quern.errors import TrainingError
 from quern.graph import Example
+from quern.graph.values import evaluating
 from quern.train._inputs import as_arguments, count_of, digest, first, inputs_and_targets, part, tensors_in
 from quern.train._settings import Settings
 from quern.train._task import Task, check_labels, check_loss, evaluate, run
@@ -139,6 +140,27 @@ def check_fits(model: nn.Module, data: ImageSet | Loaders, batches: Source, task
         check_loss(task, model, *batches.shown)
     if not task.classifies:
         evaluate(model, batches.val(), batches.crew, task)
+
+
+@torch.no_grad()
+def check_teaches(teacher: nn.Module, model: nn.Module, batches: Source) -> None:
+    """One sentence if a teacher does not give outputs of the shapes of the network's."""
+    given = []
+    for name, network in (("teacher", teacher), ("network", model)):
+        try:
+            with evaluating(network):
+                given.append([tuple(t.shape) for t in tensors_in(run(network, batches.example))])
+        except Exception as reason:  # whatever a network says to an input that is not its own
+            wrong = (str(reason).strip().splitlines() or [type(reason).__name__])[0].rstrip(".")
+            shapes = " and ".join(str(tuple(t.shape)) for t in tensors_in(batches.example))
+            raise TrainingError(f"the {name} does not take inputs of shape {shapes}: {wrong}.") from reason
+    taught, own = given
+    if taught != own or not own:
+        of_teacher, of_network = (" and ".join(map(str, shapes)) or "no tensors" for shapes in given)
+        raise TrainingError(
+            f"the teacher gives outputs of shape {of_teacher}, but the network {of_network}: it can teach only a "
+            "network with the same outputs."
+        )
 
 
 def held_out(batches: Source) -> Iterator[tuple[Example, Any]]:

@@ -11,7 +11,7 @@ from quern.data import ImageSet
 from quern.errors import TrainingError
 from quern.graph import check_module
 from quern.records import Result
-from quern.train._batches import Loaders, check_data, check_fits, source
+from quern.train._batches import Loaders, check_data, check_fits, check_teaches, source
 from quern.train._files import Files
 from quern.train._loop import Loop
 from quern.train._protocols import Steer, Watcher
@@ -87,6 +87,8 @@ def fit(
             teacher = None if teacher is None else teacher.to(device).eval()
             batches = source(data, settings, crew, device, model, task)
             check_fits(model.to(device), data, batches, task)
+            if teacher is not None:
+                check_teaches(teacher, model, batches)
             files = Files(None if out is None else Path(out), crew.leads, about)
             training = Training(model, batches.example, batches.steps, settings, files, crew, task, steer is not None)
             return Loop(training, batches, watchers if crew.leads else (), teacher, steer).run(resume)

@@ -144,7 +144,7 @@ class Loop:
             self.training.freeze()
         if state.step == 0 and place == 0:
             self.training.begin_average()
-        teacher = self.teacher if phase == "heal" else None
+        teacher = self.teacher if settings.teaches(epoch) else None
         batches = self.source.batches(epoch, state.step, teacher)
         while state.step < self.steps:
             step = state.step

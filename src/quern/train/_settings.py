@@ -24,9 +24,9 @@ class Settings(Course):
     ``heal`` without it and with every zero frozen. With ``schedule="cosine"`` the learning rate falls to zero along
     half a cosine in the last of these phases; with "one-cycle" it first rises, over a fifth of that phase; "constant"
     leaves it. ``heal_lr`` is the rate to heal with, if not ``lr``; ``heal_dropout=False`` switches dropout layers off
-    while healing. ``distill`` is the share of the loss, while healing, that asks for a teacher's answers in place of
-    the labels (softened by a temperature of 4). ``optimizer`` is "proximal-adam" or "proximal-sgd" (exact zeros), or
-    "adam" (the penalty's gradient, as in the paper).
+    while healing. ``distill`` is the share of the loss, while healing or training without a penalty, that asks for a
+    teacher's answers in place of the labels (softened by a temperature of 4). ``optimizer`` is "proximal-adam" or
+    "proximal-sgd" (exact zeros), or "adam" (the penalty's gradient, as in the paper).
 
     ``ema`` is the decay of a running mean of weights and statistics: where there is no penalty, it is the mean that is
     judged and kept. It begins anew when healing does, so what is dead stays dead in it. ``crop`` shifts each image at
@@ -107,6 +107,10 @@ class Settings(Course):
     def averages(self, epoch: int) -> bool:
         """Whether a mean of the weights goes along in ``epoch``: not where zeros are made, which it would not have."""
         return self.ema > 0 and self.phase(epoch)[0] in ("train", "heal")
+
+    def teaches(self, epoch: int) -> bool:
+        """Whether a teacher is asked in ``epoch``."""
+        return self.distill > 0 and self.phase(epoch)[0] in ("train", "heal")
 
     def strength_at(self, epoch: int, step: int, steps: int) -> float:
         """The factor of the penalty at a step of ``epoch``: the ramp while grinding, 0 before and after."""

@@ -15,8 +15,8 @@ from quern.errors import ExportError
 from quern.graph import plain
 from quern.graph.functions import FunctionRules, values_of
 from quern.graph.layer_plan import LayerPlan
-from quern.graph.layers.bases import Whole, nonzero
-from quern.graph.spec import Call, Select, Spec, Writer, register, spec_of, take
+from quern.graph.layers.bases import Whole, nonzero, real_layer, square
+from quern.graph.spec import Call, Nearest, Select, Spec, Writer, register, spec_of, take
 from quern.graph.values import Value
 
 
@@ -179,6 +179,42 @@ class RealAttention(Whole):
             dtype=like.dtype,
         )
 
+    def nearest(self, layer: Any, new: Any, inputs: Tensor | None = None, outputs: Tensor | None = None) -> Nearest:
+        """Projection by projection. A head has the same channels before and after, which in the real layer stand side
+        by side: whole quaternions of them."""
+        size, heads = layer.embed_dim, layer.num_heads
+        of_heads = torch.arange(size).view(heads, 4, -1).transpose(0, 1).flatten(1)
+        weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
+        weights = weights if layer.in_proj_weight is None else layer.in_proj_weight.chunk(3)
+        biases = (None,) * 3 if layer.in_proj_bias is None else layer.in_proj_bias.chunk(3)
+        tensors, kept = dict[str, Tensor](), 0.0
+        names = ("q_proj", "k_proj", "v_proj", "out_proj")
+        own = ((*weights, layer.out_proj.weight), (*biases, layer.out_proj.bias))
+        for name, weight, bias in zip(names, *own, strict=True):
+            real = real_layer(nn.Linear, weight.shape[1], size, weight=weight, bias=bias)
+            places = (of_heads, outputs) if name == "out_proj" else (None, of_heads)
+            one = spec_of(real).nearest(real, getattr(new, name), *places)
+            tensors |= {f"{name}.{key}": t for key, t in one.tensors.items()}
+            kept += one.kept
+        for name in ("bias_k", "bias_v"):
+            if (bias := getattr(layer, name)) is not None:
+                tensors[name] = bias.detach().cpu().flatten()[of_heads]
+        return Nearest(tensors, kept, square(*weights, layer.out_proj.weight))
+
+
+def _nearest_by_part(layer: nn.Module, new: nn.Module) -> Nearest:
+    """Of a layer whose parts have the same names in both forms."""
+    tensors, kept, total = dict[str, Tensor](), 0.0, 0.0
+    for name, part in new.named_children():
+        old = getattr(layer, name)
+        if not any(True for _ in part.parameters()):
+            continue
+        stack = isinstance(part, nn.ModuleList)
+        one = _nearest_by_part(old, part) if stack else spec_of(old).nearest(old, part)
+        tensors |= {f"{name}.{own}": t for own, t in one.tensors.items()}
+        kept, total = kept + one.kept, total + one.total
+    return Nearest(tensors, kept, total)
+
 
 class RealTransformerLayer(RealAttention):
     """``quaternion`` is put together from layers that are known."""
@@ -202,6 +238,9 @@ class RealTransformerLayer(RealAttention):
             dtype=feed.weight.dtype,
         )
 
+    def nearest(self, layer: Any, new: Any, inputs: Tensor | None = None, outputs: Tensor | None = None) -> Nearest:
+        return _nearest_by_part(layer, new)
+
 
 class RealTransformer(RealAttention):
     """Some of its layers one after another, all of one kind."""
@@ -221,6 +260,9 @@ class RealTransformer(RealAttention):
             if reset is not None:
                 reset()  # copies would start alike
         return stack
+
+    def nearest(self, layer: Any, new: Any, inputs: Tensor | None = None, outputs: Tensor | None = None) -> Nearest:
+        return _nearest_by_part(layer, new)
 
 
 register(nn.MultiheadAttention, RealAttention())

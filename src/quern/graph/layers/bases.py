@@ -34,6 +34,22 @@ def factory(layer: nn.Module) -> dict[str, Any]:
     return {} if like is None else {"device": like.device, "dtype": like.dtype}
 
 
+def order(places: Tensor | None, total: int, parts: int = 4) -> Tensor:
+    """Which of ``total`` real channels is which component, ``(parts, n)``; as they stand if nothing else is said."""
+    return torch.arange(total).view(parts, -1) if places is None else places.cpu()
+
+
+def square(*tensors: Tensor) -> float:
+    """The squared norm of all of them."""
+    return sum(float(t.detach().double().square().sum()) for t in tensors)
+
+
+def nearest_scale(scale: Tensor, places: Tensor) -> tuple[Tensor, float, float]:
+    """One number for each quaternion in place of four: their mean is the nearest. Also what is kept, and of what."""
+    mean = scale.detach().cpu().double()[places].mean(0)
+    return mean, 4 * square(mean), square(scale)
+
+
 def image_parts(channels: int) -> str:
     """Which components so many input channels are: those of gray or colour images, else all."""
     return {1: "r", 3: "ijk"}.get(channels, UNITS)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from quern import nn as qnn
 from quern.graph.functions import FunctionRules
 from quern.graph.layer_plan import LayerPlan
-from quern.graph.layers.bases import factory, nonzero
+from quern.graph.layers.bases import factory, nonzero, order, square
 from quern.graph.packing import Packed, Packer
-from quern.graph.spec import Call, Select, Spec, Writer, register, take
+from quern.graph.spec import Call, Nearest, Select, Spec, Writer, register, take
 from quern.graph.values import Value
 
 
@@ -29,6 +29,9 @@ class Embedding(Spec):
 
     def neurons(self, layer: Any) -> int:
         return layer.embedding_dim // self.components
+
+    def neuron_axes(self, layer: Any) -> dict[str, tuple[int, int]]:
+        return {"weight": (2 if self.components == 4 else 1, 1)}
 
     def silent(self, layer: Any) -> Tensor:
         return ~self.seen(nonzero(layer.weight)).any(0).any(0)
@@ -86,6 +89,11 @@ class Embedding(Spec):
             raise ValueError("an Embedding with sparse gradients has no quaternion form")
         names = ("num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")
         return qnn.QEmbedding(*(getattr(layer, name) for name in names), **factory(layer))
+
+    def nearest(self, layer: Any, new: Any, inputs: Tensor | None = None, outputs: Tensor | None = None) -> Nearest:
+        """The same numbers: a table loses nothing."""
+        places, total = order(outputs, layer.embedding_dim), square(layer.weight)
+        return Nearest({"weight": layer.weight.detach().cpu()[:, places].transpose(0, 1)}, total, total)
 
 
 register(nn.Embedding, Embedding(1))

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from quern import nn as qnn
 from quern.algebra import UNITS, hamilton
-from quern.functional.products import block_weight
+from quern.functional.products import block_weight, nearest_weight
 from quern.graph.functions import FunctionRules
 from quern.graph.layer_plan import LayerPlan
-from quern.graph.layers.bases import OneToOne, factory, grain, image_parts, nonzero, real_layer
+from quern.graph.layers.bases import OneToOne, factory, grain, image_parts, nonzero, order, real_layer, square
 from quern.graph.packing import Packed, Packer
-from quern.graph.spec import Affine, Call, Select, Shape, Work, Writer, add_parameter, both, register, take
+from quern.graph.spec import Affine, Call, Nearest, Select, Shape, Work, Writer, add_parameter, both, register, take
 from quern.graph.values import Value
 
 
@@ -57,6 +57,11 @@ class Linear(OneToOne):
 
     def neurons(self, layer: Any) -> int:
         return self.sizes(layer)[1] or 0
+
+    def neuron_axes(self, layer: Any) -> dict[str, tuple[int, int]]:
+        axis = 1 if self.components == 4 or getattr(layer, "transposed", False) else 0
+        axes = {"weight": (axis, 1), "bias": (1 if self.components == 4 else 0, 1)}
+        return {} if axis and self.components == 1 and self.groups(layer) > 1 else axes
 
     def silent(self, layer: Any) -> Tensor:
         return ~self.edges(layer).any(1)
@@ -232,6 +237,37 @@ class Linear(OneToOne):
             return None
         sizes, parts = (layer.in_features, layer.out_features), image_parts(layer.in_features)
         return qnn.QLinear(*sizes, layer.bias is not None, input_parts=parts, **factory(layer))
+
+    def matrix(self, layer: Any) -> Tensor | None:
+        if self.components == 4:
+            return None
+        weight = self.seen(layer)(layer.weight.detach())[0]
+        groups = self.groups(layer)
+        if groups == 1:
+            return weight
+        rows, columns = (size // groups for size in (len(weight), getattr(layer, self.size[0])))
+        whole = weight.new_zeros(len(weight), groups * columns, *weight.shape[2:])
+        for n in range(groups):
+            own = slice(n * rows, (n + 1) * rows)
+            whole[own, n * columns : (n + 1) * columns] = weight[own]
+        return whole
+
+    def nearest(self, layer: Any, new: Any, inputs: Tensor | None = None, outputs: Tensor | None = None) -> Nearest:
+        """Of each 4x4 block; in a grouped layer, of the blocks that ``new`` has."""
+        real, groups = self.matrix(layer), getattr(new, "groups", 1)
+        assert real is not None
+        real, total = real.cpu().double(), square(layer.weight)
+        inputs = order(inputs, real.shape[1], len(new.input_parts))
+        outputs = order(outputs, real.shape[0])
+        blocks = real[outputs.flatten()][:, inputs.flatten()].unflatten(1, inputs.shape).unflatten(0, outputs.shape)
+        weight = nearest_weight(blocks, new.input_parts)
+        if groups > 1:
+            rows = enumerate(weight.chunk(groups, 1))
+            weight = torch.cat([row.chunk(groups, 2)[n] for n, row in rows], 1)
+        tensors = {"weight": weight}
+        if layer.bias is not None:
+            tensors["bias"] = layer.bias.detach().cpu()[outputs]
+        return Nearest(tensors, len(new.input_parts) * square(weight), total)
 
     # ---------------------------------------------------------------------------------------------------- packing
 

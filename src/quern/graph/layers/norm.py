@@ -11,9 +11,9 @@ from quern import nn as qnn
 from quern.errors import ExportError
 from quern.graph import plain
 from quern.graph.functions import FunctionRules
-from quern.graph.layers.bases import OneToOne, PerChannel, Whole, factory, nonzero, real_layer
+from quern.graph.layers.bases import OneToOne, PerChannel, Whole, factory, nearest_scale, nonzero, order, real_layer
 from quern.graph.packing import Packed, Packer, reshape
-from quern.graph.spec import Affine, Call, Writer, register
+from quern.graph.spec import Affine, Call, Nearest, Writer, register
 from quern.graph.values import Value
 
 
@@ -24,7 +24,7 @@ class BatchNorm(PerChannel):
 
     def __init__(self, components: int, space: int) -> None:
         super().__init__(components)
-        self.space, self.gamma = space, components == 4
+        self.space, self.gamma = space, True
 
     def shifts(self, layer: Any) -> tuple[str, ...]:
         return ("bias",)
@@ -63,12 +63,14 @@ class BatchNorm(PerChannel):
 
         def build() -> nn.Module:
             affine = layer.weight is not None or layer.bias is not None
-            norm = _REAL[self.space - 1](layer.num_features, layer.eps, affine=affine, device="meta")
+            # The variance of a quaternion is the sum of those of its components: each has a quarter on average.
+            share = 4 if affine else 1
+            norm = _REAL[self.space - 1](layer.num_features, layer.eps / share, affine=affine, device="meta")
             if affine:
                 scale = torch.ones_like(var) if layer.weight is None else layer.weight
                 shift = torch.zeros_like(mean) if layer.bias is None else layer.bias
-                norm.weight, norm.bias = nn.Parameter(scale.repeat(4)), nn.Parameter(shift.flatten().clone())
-            norm.running_mean, norm.running_var = mean.flatten().clone(), var.repeat(4)
+                norm.weight, norm.bias = nn.Parameter(scale.repeat(4) / 2), nn.Parameter(shift.flatten().clone())
+            norm.running_mean, norm.running_var = mean.flatten().clone(), var.repeat(4) / share
             norm.num_batches_tracked = layer.num_batches_tracked.clone()
             return norm
 
@@ -84,6 +86,35 @@ class BatchNorm(PerChannel):
             return None
         options = (layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
         return getattr(qnn, f"QBatchNorm{self.space}d")(*options, **factory(layer))
+
+    def nearest(self, layer: Any, new: Any, inputs: Tensor | None = None, outputs: Tensor | None = None) -> Nearest:
+        """The variance of a quaternion is the sum of those of its channels, its scale the nearest to their four."""
+        places = order(inputs, layer.num_features)
+        new.eps = 4 * layer.eps  # which is added to that sum
+        if layer.running_var is None:
+            return _nearest_of_norm(layer, places)
+        var = layer.running_var.detach().cpu().double()
+        scale = (var + layer.eps).rsqrt()
+        if layer.weight is not None:
+            scale = scale * layer.weight.detach().cpu().double()
+        mean, kept, total = nearest_scale(scale, places)
+        var = var[places].sum(0)
+        tensors = {"running_mean": layer.running_mean.detach().cpu()[places], "running_var": var}
+        tensors["num_batches_tracked"] = layer.num_batches_tracked
+        if layer.weight is not None:
+            tensors |= {"weight": mean * (var + new.eps).sqrt(), "bias": layer.bias.detach().cpu()[places]}
+        return Nearest(tensors, kept, total)
+
+
+def _nearest_of_norm(layer: Any, places: Tensor) -> Nearest:
+    """Of the scale and shift alone: what is divided by the root of the sum of four variances becomes half as large."""
+    if layer.weight is None:
+        return Nearest({}, 0.0, 0.0)
+    mean, kept, total = nearest_scale(layer.weight, places)
+    tensors = {"weight": 2 * mean}
+    if getattr(layer, "bias", None) is not None:
+        tensors["bias"] = layer.bias.detach().cpu()[places]
+    return Nearest(tensors, kept, total)
 
 
 def _no_statistics(name: str, layer: nn.Module) -> str:
@@ -166,6 +197,10 @@ class RealLayerNorm(Whole):
         shift = getattr(layer, "bias", None) is not None
         return qnn.QLayerNorm(layer.normalized_shape, layer.eps, layer.elementwise_affine, shift, **factory(layer))
 
+    def nearest(self, layer: Any, new: Any, inputs: Tensor | None = None, outputs: Tensor | None = None) -> Nearest:
+        new.eps = 4 * layer.eps
+        return _nearest_of_norm(layer, order(inputs, layer.normalized_shape[0]))
+
 
 class GroupNorm(LayerNorm):
     """All channels of a group enter its statistics, so all stay; those with γ = 0 are constant afterwards."""
@@ -192,6 +227,10 @@ class RealGroupNorm(Whole):
         groups = math.gcd(layer.num_groups, layer.num_channels // 4)
         return qnn.QGroupNorm(groups, layer.num_channels, layer.eps, layer.affine, **factory(layer))
 
+    def nearest(self, layer: Any, new: Any, inputs: Tensor | None = None, outputs: Tensor | None = None) -> Nearest:
+        new.eps = 4 * layer.eps
+        return _nearest_of_norm(layer, order(inputs, layer.num_channels))
+
     packs = True
 
     def pack(self, packer: Packer, name: str, layer: Any, out: Any, input: Packed) -> Packed:
@@ -211,6 +250,10 @@ class InstanceNorm(Whole):
             raise ValueError("an InstanceNorm with running statistics has no quaternion form")
         sizes = (layer.num_features // 4, layer.num_features)
         return qnn.QGroupNorm(*sizes, layer.eps, layer.affine, **factory(layer))
+
+    def nearest(self, layer: Any, new: Any, inputs: Tensor | None = None, outputs: Tensor | None = None) -> Nearest:
+        new.eps = 4 * layer.eps
+        return _nearest_of_norm(layer, order(inputs, layer.num_features))
 
 
 def _standardised(packer: Packer, input: Packed, dims: tuple[int, ...], eps: float) -> Packed:

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from quern import nn as qnn
 from quern.algebra import hamilton
 from quern.errors import ExportError
+from quern.functional.products import nearest_weight
 from quern.graph.functions import FunctionRules, option, unknown, values_of
 from quern.graph.layer_plan import LayerPlan
-from quern.graph.layers.bases import factory, grain, nonzero
+from quern.graph.layers.bases import factory, grain, nonzero, order, square
 from quern.graph.packing import Packed, Packer, cat, reshape
-from quern.graph.spec import Call, Select, Spec, Work, Writer, add_parameter, both, register, take
+from quern.graph.spec import Call, Nearest, Select, Spec, Work, Writer, add_parameter, both, register, take
 from quern.graph.values import Value
 
 
@@ -58,6 +59,13 @@ class Recurrent(Spec):
 
     def neurons(self, layer: Any) -> int:
         return layer.num_layers * (2 if layer.bidirectional else 1) * self.units(layer)
+
+    def neuron_axes(self, layer: Any) -> dict[str, tuple[int, int]]:
+        """One neuron is a hidden unit in all levels and directions, with all its gates."""
+        where = (1 if self.components == 4 else 0, self.gates)
+        return (
+            {} if getattr(layer, "proj_size", 0) else dict.fromkeys((*self.weights(layer), *self.shifts(layer)), where)
+        )
 
     def carried(self, layer: Any, value: Any) -> Any:
         return value, (value, value) if self.real is nn.LSTM else value
@@ -260,6 +268,26 @@ class Recurrent(Spec):
         names = ("num_layers", "bias", "batch_first", "dropout", "bidirectional", *self.options)
         options = {name: getattr(layer, name) for name in names} | factory(layer)
         return self.quaternion(layer.input_size, layer.hidden_size, **options)
+
+    def nearest(self, layer: Any, new: Any, inputs: Tensor | None = None, outputs: Tensor | None = None) -> Nearest:
+        """Gate by gate. Above the first level a layer takes all directions, each with its hidden units in order."""
+        hidden, ways = layer.hidden_size, 2 if layer.bidirectional else 1
+        inputs, units = order(inputs, layer.input_size), order(outputs, hidden)
+        both_ways = torch.cat([units + way * hidden for way in range(ways)], 1)
+        rows = torch.cat([units + gate * hidden for gate in range(self.gates)], 1)
+        tensors: dict[str, Tensor] = {}
+        for level, suffixes in enumerate(_suffixes(layer)):
+            for suffix in suffixes:
+                columns = {"weight_ih": both_ways if level else inputs, "weight_hh": units}
+                for name, places in columns.items():
+                    real = layer.get_parameter(f"{name}_{suffix}").detach().cpu().double()
+                    blocks = real[rows.flatten()][:, places.flatten()].unflatten(1, (4, -1)).unflatten(0, (4, -1))
+                    tensors[f"{name}_{suffix}"] = nearest_weight(blocks)
+                for name in ("bias_ih", "bias_hh") if layer.bias else ():
+                    tensors[f"{name}_{suffix}"] = layer.get_parameter(f"{name}_{suffix}").detach().cpu()[rows]
+        weights = self.weights(layer)
+        kept = 4 * square(*(tensors[name] for name in weights))
+        return Nearest(tensors, kept, square(*map(layer.get_parameter, weights)))
 
 
 for _kind, _gates, _new, _options in (("RNN", 1, 0, ("nonlinearity",)), ("LSTM", 4, 2, ()), ("GRU", 3, 2, ())):
