@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,11 +29,13 @@ ready.set_forkserver_preload(["tests.commands", "quern.paper", "quern.pipeline",
 class Started:
     """A command in a process of its own: a copy of one that has torch, which saves the seconds that importing takes."""
 
-    def __init__(self, *arguments: object, largest_file: int | None = None) -> None:
+    def __init__(
+        self, *arguments: object, largest_file: int | None = None, variables: dict[str, str] | None = None
+    ) -> None:
         self._place = tempfile.TemporaryDirectory()
         self._streams = [Path(self._place.name) / name for name in ("out", "err")]
         words = ["quern", *map(str, arguments)]
-        given = (words, environment(), self._streams, largest_file)
+        given = (words, environment() | (variables or {}), self._streams, largest_file)
         self._process = ready.Process(target=_run, args=given, daemon=True)
         self._process.start()
 
@@ -51,6 +54,16 @@ class Started:
         out, err = (path.read_text("utf-8") if path.exists() else "" for path in self._streams)
         self._place.cleanup()
         return code, out, err
+
+
+def in_pair(*arguments: object) -> list[tuple[int, str, str]]:
+    """How the command ends in each of two processes that train together, as torchrun starts them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    started = [Started(*arguments, variables={**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")]
+    return [process.ended() for process in started]
 
 
 def _run(words: list[str], variables: dict[str, str], streams: list[Path], largest_file: int | None) -> None:

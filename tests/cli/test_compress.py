@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from quern import io, runtime
 from quern.cli._compress import _bytes, _penalty
 from quern.errors import TrainingError
-from tests.commands import Started, here, refused
+from tests.commands import Started, here, in_pair, refused
 
 pytestmark = [pytest.mark.xdist_group("compress"), pytest.mark.slow]  # what they share takes long to make
 
@@ -97,6 +97,22 @@ def test_killed_at_a_random_moment_and_resumed_is_never_killed(
         ours, theirs = (load_file(run / name / "model.safetensors") for run in (folder, by_lambda[0]))
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_two_processes_write_and_speak_as_one(by_lambda: tuple[Path, str, str], tmp_path: Path) -> None:
+    (code, out, err), second = in_pair("compress", *BY_LAMBDA, "--dropout", 0, "--out", tmp_path / "run")
+    assert code == 0, err
+    assert second == (0, "", "")
+    assert out.startswith("  ")
+    assert out.count("test accuracy") == 1
+    assert err.count("dense network: 2 epochs") == err.count("in onnxruntime") == 1
+    files, wanted = ({p.relative_to(run) for p in run.rglob("*")} for run in (tmp_path / "run", by_lambda[0]))
+    assert files == wanted
+    (code, out, err), second = in_pair("compress", "--max-neurons", 1, "--out", tmp_path / "other")
+    assert (code, out, err.count("\n")) == (1, "", 3), err  # what it trains on, and why it does not
+    assert "max_neurons is 1, but" in err
+    assert second == (1, "", "")
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_trained_network_is_where_it_starts_and_what_is_missed_is_said(

@@ -255,7 +255,7 @@ def sparse(model: nn.Module, share: float) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("share", [0.0, 0.9])
+@pytest.mark.parametrize("share", [0.0, 0.7])  # more, and nothing reaches the end of the deeper ones
 @pytest.mark.parametrize("name", models.BUILDERS)
 def test_every_network_packs(name: str, share: float, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -114,6 +114,29 @@ def test_a_proximal_optimizer_holds_dead_neurons_still(norm: str) -> None:
     assert difference(net) < 1e-3
 
 
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("conv", [qnn.QConv2d, nn.Conv2d])
+@pytest.mark.parametrize("optimizer", ["ProximalAdam", "ProximalSGD"])
+def test_a_bias_right_in_front_of_a_normalisation_is_held_still(norm: str, conv: Any, optimizer: str) -> None:
+    """It has no effect, unless the normalisation takes running statistics; in front of an activation it has one."""
+    first, second = conv(4, 16, 3), conv(16, 8, 1)
+    net = nn.Sequential(first, NORMS[norm](), nn.ReLU(), second, nn.ReLU(), qnn.QBatchNorm2d(8))
+    before = [p.detach().clone() for p in (first.bias, second.bias)]
+    x, moving = torch.randn(4, 4, 6, 6), OPTIMIZERS[optimizer](net)
+
+    def step() -> None:
+        moving.zero_grad()
+        (net(x) * torch.linspace(0, 1, 4).view(4, 1, 1, 1)).square().sum().backward()
+        moving.step()
+
+    step()
+    assert torch.equal(first.bias, before[0])
+    assert not torch.equal(second.bias, before[1])
+    net[1].eval()
+    step()
+    assert not torch.equal(first.bias, before[0])
+
+
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_bias_that_matters_is_trained(frozen: bool) -> None:
     """Without a normalisation, with dropout before it, or with a second use of the value, a constant has an effect."""

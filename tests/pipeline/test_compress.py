@@ -102,6 +102,22 @@ def test_the_same_from_scratch(loaders: tuple[Any, ...], tmp_path: Path) -> None
     assert "from scratch, 3 epochs" in write_run_report(tmp_path / "run").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_onnx")
+def test_mixed_precision_is_that_of_every_step(loaders: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    halved: list[str] = []
+
+    class Recording(torch.autocast):
+        def __init__(self, device_type: str, dtype: torch.dtype | None = None, **options: Any) -> None:
+            super().__init__(device_type, dtype, **options)
+            halved.extend([device_type] * (dtype == torch.bfloat16))
+
+    monkeypatch.setattr(torch, "autocast", Recording)
+    found = quern.compress(shallow(256), *loaders, **SHORT, max_params=4000, precision="bfloat16")
+    assert halved == ["cpu"] * 5 * len(loaders[0])  # epochs: warm up and train, warm up, grind and heal
+    assert all(p.dtype == torch.float32 for p in found.small_network.parameters())
+
+
 def test_fresh_weights_are_drawn_as_when_a_network_is_built() -> None:
     small = shallow()
     with torch.no_grad():

@@ -24,7 +24,7 @@ from tests.small_tasks import Own, few_digits, few_milestones, tensors
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("team"), pytest.mark.usefixtures("no_onnx")]
 
-IMAGES: dict[str, Any] = {"epochs": 1, "grind": 2, "heal": 1, "lr": 2e-3, "batch": 48, "crop": 1, "max_drop": 90.0}
+IMAGES: dict[str, Any] = {"epochs": 1, "grind": 2, "heal": 1, "lr": 2e-3, "batch": 48, "crop": 1, "max_drop": 5.0}
 LOADERS: dict[str, Any] = {"epochs": 1, "grind": 2, "heal": 1, "lr": 2e-3, "distill": 0.5, "max_params": 1200}
 
 
@@ -80,7 +80,7 @@ def _of_images(out: Path) -> Compressed:
 
 
 def _of_loaders(out: Path, killed_at: int | None = None, resume: bool = False) -> Compressed:
-    loaders = _loaders(num_workers=1)
+    loaders = _loaders(num_workers=1, multiprocessing_context="fork")
     loaders[0].left = killed_at
     with _quick():
         return quern.compress(Real(), *loaders, **LOADERS, out=out, resume=resume)

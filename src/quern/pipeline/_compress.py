@@ -201,6 +201,22 @@ def _check_job(
     model: nn.Module, settings: Settings, budget: Budget, data: ImageSet | Loaders, batches: Source, task: Task
 ) -> None:
     """What can be known to fail later is said now."""
+    crew = batches.crew
+    crew.led(lambda: _check_penalty(model, settings))
+    if not any(crew.gathered(next(iter(held_out(batches)), None) is not None)):
+        raise TrainingError("the loader to test with has no batches.")
+    check_fits(model, data, batches, task)
+
+    def check_small() -> None:
+        assert settings.penalty is not None
+        check_compacts(model, batches.example)
+        packs = packs_of(data, batches.example)
+        check_budget(budget, model, settings.penalty, batches.example, batches.image_format(), packs)
+
+    crew.led(check_small)
+
+
+def _check_penalty(model: nn.Module, settings: Settings) -> None:
     assert settings.penalty is not None
     try:
         settings.penalty.check(model)
@@ -209,13 +225,3 @@ def _check_job(
         if not batch_norms(model):
             sentence += ' (norm="after_conv" in quern.models), or take a penalty of neurons, penalty=NeuronNorm(1.0)'
         raise TrainingError(f"{sentence}.") from reason
-    if not any(batches.crew.gathered(next(iter(held_out(batches)), None) is not None)):
-        raise TrainingError("the loader to test with has no batches.")
-    check_fits(model, data, batches, task)
-    check_compacts(model, batches.example)
-    try:
-        settings.penalty.weighed(model, batches.example).check(model)
-    except ValueError as reason:
-        raise TrainingError(f"{str(reason).rstrip('.')}.") from reason
-    packs = packs_of(data, batches.example)
-    check_budget(budget, model, settings.penalty, batches.example, batches.image_format(), packs)
