@@ -153,7 +153,7 @@ def masks() -> tuple[list[Any], str]:
     digits, pictures = data.load("mnist"), data.load("cifar10")
     generator, loaders = torch.Generator().manual_seed(0), []
     for n, (part, count) in enumerate((("train", 4000), ("val", 500), ("test", 1000))):
-        ink = getattr(digits, part).pixels[:count].float().permute(0, 3, 1, 2) / digits.top
+        ink = getattr(digits, part).pixels[:count].float() / digits.top
         ground = pictures.normalize(getattr(pictures, part).pixels[:count])
         shade = torch.zeros(count, 1, 32, 32)
         for k, (row, column) in enumerate(torch.randint(5, (count, 2), generator=generator).tolist()):

@@ -41,8 +41,8 @@ class Penalty(Written):
         for term in self.terms:
             if not term.is_weighed:
                 raise ValueError(
-                    f"{term} does not know yet what the weights cost: take penalty.weighed(network, example), with an "
-                    "example of the network's inputs."
+                    f"{term} does not know yet what it acts on, or what that costs: take penalty.weighed(network, "
+                    "example), with an example of the network's inputs."
                 )
             for new in term.select(model):
                 key = (new.names[0], type(new))
