@@ -41,8 +41,11 @@ runtime = libraries(
 )
 kernels = libraries(
     "quern.functional.native",
-    [f"{KERNELS}/{name}.c" for name in ("batch_norm", "depthwise", "max_pool", "proximal", "winograd")],
-    [f"{KERNELS}/{name}.h" for name in ("depthwise_taps", "threads", "vectors", "winograd_products", "winograd_tiles")],
+    [f"{KERNELS}/{name}.c" for name in ("batch_norm", "depthwise", "max_pool", "pointwise", "proximal", "winograd")],
+    [
+        f"{KERNELS}/{name}.h"
+        for name in ("depthwise_taps", "product_blocks", "products", "threads", "vectors", "winograd_tiles")
+    ],
     "-O3",
     BUILDS,
 )

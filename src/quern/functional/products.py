@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from quern.algebra import UNIT_SIGN, UNITS
+from quern.functional import pointwise
 from quern.functional.shapes import swap_channel_order
 
 Form = Literal["block", "hadamard", "stacked", "winograd", "depthwise"]
@@ -32,6 +33,10 @@ class Geometry:
     groups: int = 1
     transposed: bool = False
     output_padding: tuple[int, ...] = (0,)
+
+    def is_one_to_one(self) -> bool:
+        """Whether a kernel of one position makes each position of the result from the same one of the input."""
+        return not self.transposed and not any(self.padding) and all(step == 1 for step in self.stride)
 
     def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
         # The functions by number of axes, not torch.convolution: autocast knows only those.
@@ -160,6 +165,8 @@ def block_convolution(
     """``W (x) x + b`` from :func:`block_weight`, with one real convolution."""
     flat = None if bias is None else bias.flatten()
     if geometry.groups == 1:
+        if geometry.is_one_to_one() and pointwise.can_convolve(x, weight, flat):
+            return pointwise.pointwise_convolution(x, weight, flat)
         return geometry.apply(x, weight, flat, 1)
     # A real grouped convolution wants the channels of a group side by side: group-major in, component-major out again.
     x = swap_channel_order(x, len(input_parts), geometry.groups)

@@ -41,6 +41,12 @@ class BatchNorm(ctypes.Structure):
     ]
 
 
+class Pointwise(ctypes.Structure):
+    """What pointwise.c has to know of a convolution; it says there what the numbers are."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("rows", "inner", "out", "pieces", "threads")]
+
+
 class MaxPool(ctypes.Structure):
     """What max_pool.c has to know of the images; it says there what the numbers are."""
 
@@ -57,6 +63,7 @@ POINTERS = {
     "quern_depthwise_weight": 5,
     "quern_batch_norm_forward": 8,
     "quern_batch_norm_backward": 12,
+    "quern_pointwise_backward": 6,
     "quern_max_pool_forward": 3,
     "quern_max_pool_backward": 3,
 }
@@ -81,7 +88,8 @@ def _library(build: str) -> Any:
     library = open_build(build)
     library.quern_winograd_scratch.restype = ctypes.c_int64
     library.quern_winograd_scratch.argtypes = [ctypes.c_void_p, ctypes.c_int32]
-    for function in (library.quern_depthwise_sums, library.quern_batch_norm_scratch):
+    for name in ("quern_depthwise_sums", "quern_batch_norm_scratch", "quern_pointwise_sums"):
+        function = getattr(library, name)
         function.restype = ctypes.c_int64
         function.argtypes = [ctypes.c_void_p]
     for name, pointers in POINTERS.items():

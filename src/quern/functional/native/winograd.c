@@ -4,7 +4,7 @@
  * Images are channels-last, `(images, height, width, channels)`, where channels are four components of so many units each.
  * No global state, no memory of its own. Each number of a result is made by one thread in one order, whatever the number
  * of threads. */
-#include "vectors.h"
+#include "products.h"
 
 enum { PLACES = 36 };
 
@@ -14,44 +14,15 @@ typedef struct {
     size_t channels;
 } place;
 
-/* C (rows, columns) = A (rows, inner) B (inner, columns), added to C if `add`. */
-typedef struct {
-    size_t rows, columns, inner, a_row, a_column, b_row, c_row;
-    int add;
-} product;
-
-/* Rows of a product that fit into the registers with their two vectors of columns. Where there are registers of 16
- * numbers, there are 32 of them. */
-#if defined(BROAD)
-#define ROWS 12
-#define number broad_vector
-#define NAME(name) name##_broad
-#include "winograd_products.h"
-#undef number
-#undef NAME
-#else
-#define ROWS 6
-#endif
-
 #define number vector
 #define NAME(name) name##_wide
 #include "winograd_tiles.h"
-#include "winograd_products.h"
 #undef number
 #undef NAME
-
-#if defined(NARROW)
-#define number narrow_vector
-#define NAME(name) name##_narrow
-#include "winograd_products.h"
-#undef number
-#undef NAME
-#endif
 
 #define number float
 #define NAME(name) name##_single
 #include "winograd_tiles.h"
-#include "winograd_products.h"
 #undef number
 #undef NAME
 
@@ -74,20 +45,6 @@ typedef struct {
 } job;
 
 static const int32_t PLUS[4] = {1, 1, 1, 1};
-
-static void multiply(const product *p, const float *a, const float *b, float *c) {
-    size_t j = 0;
-#if defined(BROAD)
-    for (; j + 2 * BROAD <= p->columns; j += 2 * BROAD) rows_broad(p, a, b + j, c + j, 2);
-    for (; j + BROAD <= p->columns; j += BROAD) rows_broad(p, a, b + j, c + j, 1);
-#endif
-    for (; j + 2 * WIDE <= p->columns; j += 2 * WIDE) rows_wide(p, a, b + j, c + j, 2);
-    for (; j + WIDE <= p->columns; j += WIDE) rows_wide(p, a, b + j, c + j, 1);
-#if defined(NARROW)
-    for (; j + NARROW <= p->columns; j += NARROW) rows_narrow(p, a, b + j, c + j, 1);
-#endif
-    for (; j < p->columns; j++) rows_single(p, a, b + j, c + j, 1);
-}
 
 /* H for `count` quaternions, whose components are `count` numbers each. */
 static void walsh(const float *from, size_t count, const int32_t *before, const int32_t *after, float *to) {

@@ -1,4 +1,4 @@
-/* Products of matrices, for one kind of number: a vector of columns, or one column. Included by winograd.c once for each,
+/* Products of matrices, for one kind of number: a vector of columns, or one column. Included by products.h once for each,
  * with `number` and NAME(). */
 
 /* C = A B, or C + A B, for so many rows and vectors of columns. */
