@@ -210,6 +210,10 @@ def _check_job(
     def check_small() -> None:
         assert settings.penalty is not None
         check_compacts(model, batches.example)
+        try:
+            settings.penalty.weighed(model, batches.example).check(model)
+        except ValueError as reason:
+            raise TrainingError(f"{str(reason).rstrip('.')}.") from reason
         packs = packs_of(data, batches.example)
         check_budget(budget, model, settings.penalty, batches.example, batches.image_format(), packs)
 
