@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from quern import nn as qnn
 from quern.compact import plan
+from quern.errors import LastPathWarning
 from quern.optim import ProximalAdam, ProximalSGD, freeze_zeros
 from quern.penalties import GammaL1, NeuronNorm, NeuronTarget, Penalty
 
@@ -131,13 +132,31 @@ def test_a_neuron_that_is_zero_is_one_that_compaction_removes(case: str) -> None
 def test_a_layer_keeps_its_strongest_neuron(case: str, optimizer: Any) -> None:
     network, x, penalty = drawn(case, 3)
     steps = optimizer(network, 1e9 * penalty, lr=1e-3)
-    for _ in range(2):
-        steps.zero_grad()
-        network(x).square().mean().backward()
+    network(x).square().mean().backward()
+    with pytest.warns(LastPathWarning, match="which is kept"):
         steps.step()
+    steps.step()  # and it is said once
     for target in steps.targets:
         assert int(target.strengths().count_nonzero()) == 1
     assert not plan(network, x).dead
+
+
+def test_neurons_that_are_zero_stay_so_while_a_network_heals() -> None:
+    network, x, penalty = drawn("words", 4)
+    for target in penalty.targets(network):
+        target.clear_(1)
+    head = network.get_submodule("head")
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.1)
+    with freeze_zeros(network):
+        for _ in range(2):
+            optimizer.zero_grad()
+            network(x).square().mean().backward()
+            optimizer.step()
+    for target in penalty.targets(network):
+        assert isinstance(target, NeuronTarget)
+        assert (target.strengths() == 0).nonzero().flatten().tolist() == [1]
+    assert not torch.equal(head.get_parameter("weight"), before["head.weight"])
 
 
 def test_real_scales_are_grouped_with_their_shifts() -> None:
@@ -163,9 +182,12 @@ def test_real_scales_are_grouped_with_their_shifts() -> None:
         optimizer.step()
     held = optimizer.state[norm.weight]["exp_avg_sq"], optimizer.state[norm.bias]["exp_avg_sq"]
     torch.testing.assert_close(*held)
-    with freeze_zeros(single) as frozen:
-        norm.weight.data[1] = norm.bias.data[1] = 0
-    assert frozen.zeros >= 0
+    norm.weight.data[1] = norm.bias.data[1] = 0
+    with freeze_zeros(single):
+        for _ in range(2):
+            (single(torch.randn(8, 6)) - 1).square().mean().backward()
+            torch.optim.Adam(single.parameters(), lr=0.1).step()
+    assert norm.weight[1] == norm.bias[1] == 0
     mixed = nn.Sequential(qnn.QLinear(8, 8), qnn.QBatchNorm1d(8), nn.Linear(8, 4), nn.BatchNorm1d(4))
     assert [target.names for target in penalty.targets(mixed)] == [("1.weight", "1.bias")]
 

@@ -16,7 +16,7 @@ from quern.cli import _named, _options, _run
 from quern.cli._console import err_console, out_console, say
 from quern.cli._folder import is_compressed
 from quern.cli._network import load_network
-from quern.cli._options import MODELS, NORM_HELP, of_network, of_phases, of_run, of_steps
+from quern.cli._options import MODELS, NORM_HELP, REAL_MODELS, of_network, of_phases, of_run, of_steps
 from quern.errors import TrainingError
 from quern.records import Budget, CompressConfig, CompressRequest, schema
 
@@ -74,7 +74,7 @@ def compress(
     model: Annotated[
         str | None,
         of_network(
-            help=f"{', '.join(MODELS)}; or package.module:function, which gives yours.",
+            help=f"{', '.join(MODELS)}; real-valued: {', '.join(REAL_MODELS)}; or package.module:function for yours.",
             show_default="by data set; qresnet20 for yours",
         ),
     ] = None,

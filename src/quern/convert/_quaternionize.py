@@ -13,7 +13,7 @@ from quern.convert._axes import form_along
 from quern.convert._channels import Channels
 from quern.convert._nodes import shapes_of
 from quern.convert._subclasses import INNER, subclass_form
-from quern.convert._trained import Carried, carry
+from quern.convert._trained import Carried, carry, some_of
 from quern.errors import ConversionError, TraceError
 from quern.graph import Example, check_module, inputs_of
 from quern.graph.spec import Nearest, own_spec
@@ -252,8 +252,7 @@ def _sentence(problems: list[tuple[str, str]]) -> str:
             groups[kind].append(place)
     lines = []
     for kind, places in groups.items():
-        more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-        lines.append(f"{kind}: {', '.join(places[:3])}{more}")
+        lines.append(f"{kind}: {some_of(places)}")
     return "\n  ".join(["cannot convert the network.", *lines]) + "\nLayers named in keep=... stay real."
 
 

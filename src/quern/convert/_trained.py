@@ -78,7 +78,7 @@ def carry(
     groups = _Groups(network, pairs, done.notes, example)
     groups.search()
     if groups.moved:
-        done.notes.insert(0, f"channels grouped anew: {', '.join(groups.moved)}")
+        done.notes.insert(0, f"channels grouped anew: {some_of(groups.moved)}")
     for name, (old, new) in pairs.items():
         sides = groups.sides.get(name)
         places = (None, None) if sides is None else (groups.inputs(sides), groups.outputs(sides))
@@ -139,7 +139,7 @@ class _Groups:
         for stream in self.streams:
             if stream.fixed and stream in self.places:
                 why.setdefault(stream.fixed, []).append(stream.name)
-        notes += [f"{ORDER}{', '.join(names)} ({reason})" for reason, names in why.items()]
+        notes += [f"{ORDER}{some_of(names)}, because {reason}" for reason, names in why.items()]
 
     # ------------------------------------------------------------------------------------------------ what is tied
 
@@ -166,11 +166,11 @@ class _Groups:
             for stream in {found[0] for found in taken if found} | ({sides.outputs} - {None}):
                 assert stream is not None
                 if name not in pairs:
-                    stream.fixed = f"{name} stays as it is"
+                    stream.fixed = "a layer that stays as it is takes them"
                 elif sides.inputs is None and any(found and found[0] is stream for found in taken):
-                    stream.fixed = f"{name} does not take them whole"
+                    stream.fixed = "a layer does not take them whole"
                 elif not moves:
-                    stream.fixed = f"{name} is a {type(record.layer).__name__}{' with groups' if in_groups else ''}"
+                    stream.fixed = f"a {type(record.layer).__name__}{' with groups' if in_groups else ''} has them"
 
     def _tie(self, roots: Any, pinned: Iterable[int]) -> None:
         """Streams that are added to each other are one class."""
@@ -250,6 +250,11 @@ class _Groups:
         places = grouped(gains(vectors), self.places[members[0]], scale)
         for stream in members:
             self.places[stream] = places
+
+
+def some_of(names: list[str]) -> str:
+    """The first three, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _segments(taken: list[tuple[_Stream, int] | None]) -> list[_Segment] | None:

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from quern.graph import batch_norms, check_module, quaternion_weights
+from quern.graph import batch_norms, check_module, quaternion_weights, spec_of
+from quern.graph.listing import neuron_components
 from quern.optim._dead_neurons import DeadNeurons
+from quern.penalties import NeuronTarget
 
 
 class FrozenZeros:
@@ -58,10 +60,11 @@ class FrozenZeros:
 def freeze_zeros(model: nn.Module, state: dict[str, Tensor] | None = None) -> FrozenZeros:
     """Keep every exact zero of ``model`` at zero, under any optimizer of torch, until ``remove()``.
 
-    Held are the zero components of quaternion weights, γ = 0 of quaternion batch normalisations, and β = 0 where γ = 0
-    too. Other biases may be zero without having been removed, and stay free. Where a neuron without weights ends in a
-    batch normalisation, its bias and γ are held as they are: they have no effect while training, and steps made of
-    rounding errors would show in eval mode. Gradients of what is held are zero.
+    Held are the zero components of quaternion weights, γ = 0 of batch normalisations, and β = 0 where γ = 0 too; in a
+    network of real numbers, neurons of which all numbers are zero. Other biases may be zero without having been
+    removed, and stay free. Where a neuron without weights ends in a batch normalisation, its bias and γ are held as
+    they are: they have no effect while training, and steps made of rounding errors would show in eval mode. Gradients
+    of what is held are zero.
     ``state`` is an earlier ``state_dict()``, to hold the same zeros as then. Copies of ``model`` are not held.
     """
     check_module(model)
@@ -75,6 +78,7 @@ def freeze_zeros(model: nn.Module, state: dict[str, Tensor] | None = None) -> Fr
             if norm.bias is not None:
                 gone = (norm.weight == 0) & (norm.bias.view(-1, len(norm.weight)) == 0).all(0)
                 free[f"{prefix}bias"] = (~gone).expand_as(norm.bias)
+        free |= _real_neurons(model)
         state = {name: mask for name, mask in free.items() if not mask.all()}
     kept = {}
     for name, mask in state.items():
@@ -82,3 +86,17 @@ def freeze_zeros(model: nn.Module, state: dict[str, Tensor] | None = None) -> Fr
         layout = torch.empty_like(parameter, memory_format=torch.preserve_format, requires_grad=False)
         kept[name] = (parameter, layout.copy_(mask))
     return FrozenZeros(kept, DeadNeurons(model).masks())
+
+
+def _real_neurons(model: nn.Module) -> dict[str, Tensor]:
+    """Where the parameters of a network without quaternions belong to neurons that are not zero."""
+    free: dict[str, Tensor] = {}
+    for name, layer in model.named_modules() if neuron_components(model) == 1 else ():
+        axes = spec_of(layer).neuron_axes(layer)
+        own = {key: p for key, p in layer.named_parameters(recurse=False) if key in axes}
+        if own:
+            target = NeuronTarget(tuple(own), tuple(own.values()), (), tuple(axes[key] for key in own))
+            some = target.strengths() > 0
+            if not some.all():
+                free |= {f"{name}.{key}".lstrip("."): mask for key, mask in zip(own, target.spread(some), strict=True)}
+    return free

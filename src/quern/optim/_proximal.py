@@ -204,9 +204,10 @@ class Proximal(torch.optim.Optimizer):
             of_neurons = [target for target in targets if isinstance(target, NeuronTarget)]
             whole = [(t, t.strengths(), [p.detach().clone() for p in t.parameters]) for t in of_neurons]
             self._shrinking.shrink_(targets, steps, metrics or None)
-            for target, before, values in whole:
-                _keep_last_(target, before, values)
-            if self._path.put_back_(path_values, self.ahead):
+            kept_last = [_keep_last_(target, before, values) for target, before, values in whole]
+            first = any(kept_last) and not self._path.held
+            self._path.held |= first
+            if self._path.put_back_(path_values, self.ahead) or first:
                 self._warn_of_last_path()
         self._dead.put_back_(dead_values)
         self._clipped = 1.0
@@ -228,10 +229,11 @@ class Proximal(torch.optim.Optimizer):
         raise NotImplementedError
 
 
-def _keep_last_(target: NeuronTarget, before: Tensor, values: list[Tensor]) -> None:
-    """A layer of whose neurons none is left keeps the strongest as it was."""
+def _keep_last_(target: NeuronTarget, before: Tensor, values: list[Tensor]) -> bool:
+    """A layer of whose neurons none is left keeps the strongest as it was; whether it was one."""
     if target.strengths().any() or not before.any():
-        return
+        return False
     for p, value in zip(target.parameters, values, strict=True):
         p.detach().copy_(value)
     target.scale_(torch.nn.functional.one_hot(before.argmax(), len(before)))
+    return True

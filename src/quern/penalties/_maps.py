@@ -234,7 +234,7 @@ class NeuronTarget(Target):
     def squares(self, dtype: torch.dtype) -> Tensor:
         """The squared norm of each neuron."""
         total = 0
-        for p, (axis, times) in zip(self.parameters, self.axes, strict=True):
+        for p, (axis, times) in self._placed:
             own = p.to(dtype).square().movedim(axis, 0).unflatten(0, (times, -1)).transpose(0, 1)
             total = total + own.flatten(1).sum(1)
         assert isinstance(total, Tensor)
@@ -249,11 +249,22 @@ class NeuronTarget(Target):
     def strengths(self) -> Tensor:
         return self.squares(torch.promote_types(self.parameters[0].dtype, torch.float32)).detach().sqrt()
 
+    def spread(self, numbers: Tensor) -> list[Tensor]:
+        """One number for each neuron, in the shape of each parameter."""
+        shapes = [[-1 if n == axis % p.dim() else 1 for n in range(p.dim())] for p, (axis, _) in self._placed]
+        return [
+            numbers.repeat(times).view(shape).expand_as(p)
+            for (p, (_, times)), shape in zip(self._placed, shapes, strict=True)
+        ]
+
+    @property
+    def _placed(self) -> list[tuple[nn.Parameter, tuple[int, int]]]:
+        return list(zip(self.parameters, self.axes, strict=True))
+
     def scale_(self, factors: Tensor) -> None:
         """Multiply each neuron by its factor."""
-        for p, (axis, times) in zip(self.parameters, self.axes, strict=True):
-            shape = [-1 if n == axis % p.dim() else 1 for n in range(p.dim())]
-            p.detach().mul_(factors.repeat(times).view(shape).to(p.dtype))
+        for p, own in zip(self.parameters, self.spread(factors), strict=True):
+            p.detach().mul_(own.to(p.dtype))
 
     def clear_(self, neuron: int) -> None:
         factors = torch.ones(self.groups, device=self.parameters[0].device)
