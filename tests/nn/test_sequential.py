@@ -56,6 +56,16 @@ def test_the_pass_is_one() -> None:
     assert "BatchNorm" not in type(first(x.double().float().contiguous()).relu().grad_fn).__name__
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_normalisation_by_itself(training: bool) -> None:
+    layer, (_, x) = qnn.QBatchNorm2d(8).train(training), images()
+    for added, relu in ((x.flip(0), True), (x.flip(0), False), (None, True), (None, False)):
+        wanted = copy.deepcopy(layer)(x)
+        wanted = wanted if added is None else wanted + added
+        found = copy.deepcopy(layer).forward_and_add(x, added, relu)
+        torch.testing.assert_close(found, torch.relu(wanted) if relu else wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_who_looks_at_a_layer_sees_what_it_makes() -> None:
     x, added = images()
     for watched in (1, 2):
