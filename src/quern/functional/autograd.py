@@ -24,7 +24,10 @@ def needs_plain(*tensors: Tensor | None) -> bool:
     """Whether something other than eager reverse-mode autograd in one precision is watching these tensors."""
     return is_traced() or any(
         t is not None
-        and (torch.is_autocast_enabled(t.device.type) or torch.autograd.forward_ad.unpack_dual(t).tangent is not None)
+        and (
+            (t.device.type != "meta" and torch.is_autocast_enabled(t.device.type))  # which knows no such device
+            or torch.autograd.forward_ad.unpack_dual(t).tangent is not None
+        )
         for t in tensors
     )
 
