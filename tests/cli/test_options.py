@@ -28,7 +28,7 @@ NOT_OF_COMPRESS = {
     "penalty": "three options: --penalty, --lambda and --by-cost",
     "curves": "for the paper's figures",
     **dict.fromkeys(("warmup", "ramp", "heal_dropout", "compact_every"), "set by its stages"),
-    **dict.fromkeys(("optimizer", "precision", "tol"), "options of quern.compress in Python alone"),
+    **dict.fromkeys(("optimizer", "tol"), "options of quern.compress in Python alone"),
 }
 
 
