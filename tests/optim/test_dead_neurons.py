@@ -119,9 +119,9 @@ def test_a_proximal_optimizer_holds_dead_neurons_still(norm: str) -> None:
 @pytest.mark.parametrize("optimizer", ["ProximalAdam", "ProximalSGD"])
 def test_a_bias_right_in_front_of_a_normalisation_is_held_still(norm: str, conv: Any, optimizer: str) -> None:
     """It has no effect, unless the normalisation takes running statistics; in front of an activation it has one."""
-    first, second = conv(4, 16, 3), conv(16, 8, 1)
+    first, second = conv(4, 16, 3), qnn.QConv2d(16, 8, 1)
     net = nn.Sequential(first, NORMS[norm](), nn.ReLU(), second, nn.ReLU(), qnn.QBatchNorm2d(8))
-    before = [p.detach().clone() for p in (first.bias, second.bias)]
+    before = [layer.get_parameter("bias").detach().clone() for layer in (first, second)]
     x, moving = torch.randn(4, 4, 6, 6), OPTIMIZERS[optimizer](net)
 
     def step() -> None:
@@ -131,7 +131,7 @@ def test_a_bias_right_in_front_of_a_normalisation_is_held_still(norm: str, conv:
 
     step()
     assert torch.equal(first.bias, before[0])
-    assert not torch.equal(second.bias, before[1])
+    assert not torch.equal(second.get_parameter("bias"), before[1])
     net[1].eval()
     step()
     assert not torch.equal(first.bias, before[0])

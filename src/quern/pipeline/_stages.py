@@ -221,6 +221,7 @@ def _train_dense(job: Job, model: nn.Module, settings: Settings | None) -> tuple
         job.tell(f"dense network: {in_epochs(settings.epochs)}")
         return dense, job.fit("dense", dense, settings, teacher=job.teacher)
     dense.to(job.batches.device).eval()
+    job.crew.equalize(dense)  # training does it by itself
     _, value = evaluate(dense, job.batches.val(), job.crew, job.task)
     tests = job.batches.test()
     loss, tested = (None, None) if tests is None else evaluate(dense, tests, job.crew, job.task)

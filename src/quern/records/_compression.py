@@ -57,6 +57,7 @@ class Stages(TypedDict):
     label_smoothing: NotRequired[float]
     schedule: NotRequired[Text]
     ema: NotRequired[float]
+    precision: NotRequired[Text]
 
 
 class Request(TypedDict):
