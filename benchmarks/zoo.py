@@ -1,4 +1,4 @@
-"""The files of the zoo, made of the runs in ``results/zoo``: networks in 16 bits, packed ones in int8, and their cards.
+"""The files of the zoo, made of runs in ``results``: networks in 16 bits, packed ones in int8, and their cards.
 
     python -m benchmarks.zoo [NAME ...]
 
@@ -28,6 +28,7 @@ from quern.records.schema import to_plain
 from quern.train import evaluate
 
 RUNS = mcu.ROOT / "results" / "zoo"
+OTHERS = ("mnist-1500",)  # runs in results/ that are in the zoo, too
 OUT = mcu.ROOT / "src" / "quern" / "zoo" / "networks"
 MOST_BYTES = 100_000  # of each file
 
@@ -75,7 +76,7 @@ def on_board(network: nn.Module, images: ImageSet, typical: torch.Tensor, pixels
 
 def make(name: str) -> zoo.Card:
     """Both files of a network, and its card."""
-    origin = origin_of(RUNS / name)
+    origin = origin_of(RUNS.parent / name if name in OTHERS else RUNS / name)
     images = data.load(origin.record["dataset"])
     files = {suffix: OUT / f"{name}{suffix}" for suffix in (".safetensors", ".qrn", ".json")}
     network = io.load(origin.network)
@@ -142,7 +143,8 @@ def table() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=sorted(path.name for path in RUNS.iterdir() if path.is_dir()))
+    known = sorted([*OTHERS, *(path.name for path in RUNS.iterdir() if path.is_dir())])
+    parser.add_argument("names", nargs="*", default=known)
     torch.set_num_threads(1)
     OUT.mkdir(exist_ok=True)
     for name in parser.parse_args().names:
