@@ -180,7 +180,7 @@ def _time_against_real(name: str, batch: int, repeats: int) -> dict[str, float]:
 
 
 def _time_separable(batch: int, kept: bool, repeats: int) -> dict[str, float]:
-    """Seconds of a training step for each multiply-add of an image, with memory kept between steps as fit does or not."""
+    """Seconds of a training step for each multiply-add of an image, with ``kept`` memory as in fit, or without."""
     torch.set_num_threads(2)
     networks, x = {"baseline": separable.plain(), "quern": separable.separable()}, torch.randn(batch, 3, 32, 32)
     steps = {n: training_step(network, network.parameters(), x) for n, network in networks.items()}
