@@ -14,6 +14,7 @@ import itertools
 import multiprocessing
 import statistics
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from quern.bench.memory import peak_bytes
 from quern.compact import fold
 from quern.functional import products
 from quern.sparsity import measure as measure_size
+from quern.train._memory import kept_memory
 from timing import main, medians
 
 ROOT = Path(__file__).parent.parent
@@ -177,12 +179,13 @@ def _time_against_real(name: str, batch: int, repeats: int) -> dict[str, float]:
     return medians({n: training_step(network, network.parameters(), x) for n, network in networks.items()}, repeats)
 
 
-def _time_separable(batch: int, repeats: int) -> dict[str, float]:
-    """Seconds of a training step for each multiply-add of an image."""
+def _time_separable(batch: int, kept: bool, repeats: int) -> dict[str, float]:
+    """Seconds of a training step for each multiply-add of an image, with ``kept`` memory as in fit, or without."""
     torch.set_num_threads(2)
     networks, x = {"baseline": separable.plain(), "quern": separable.separable()}, torch.randn(batch, 3, 32, 32)
     steps = {n: training_step(network, network.parameters(), x) for n, network in networks.items()}
-    per_image = {n: seconds / batch for n, seconds in medians(steps, repeats).items()}
+    with kept_memory() if kept else nullcontext():
+        per_image = {n: seconds / batch for n, seconds in medians(steps, repeats).items()}
     for n, network in networks.items():
         macs = measure_size(network, x[:1]).macs
         assert macs is not None
@@ -314,7 +317,10 @@ def real(repeats: int) -> Rows:
 def depthwise(repeats: int) -> Rows:
     """The plain network is the baseline, per multiply-add."""
     label = "depthwise + pointwise against plain, step of a multiply-add"
-    return [race_in_processes(label, 1 / 1.5, _time_separable, 100, repeats, unit="ps", of=1e12)]
+    return [
+        race_in_processes(label + shown, 1 / 1.5, _time_separable, 100, kept, repeats, unit="ps", of=1e12)
+        for shown, kept in (("", False), (", in fit", True))
+    ]
 
 
 def layers(repeats: int) -> Rows:
