@@ -522,7 +522,7 @@ typedef struct {
     size_t padded, padded_pitch, rows;      /* of a plane with its borders; rows of one phase of it */
     size_t out[2], vectors, row; /* positions; vectors of them; numbers from row to row of the results */
     size_t strip;                /* so many rows of all outputs are made before the next ones */
-    int by_rows, in_place, gathered, eights, whole; /* eights: the lanes of a vector are eight products; */ /* whole: eight products a quaternion for a block of outputs at once, or a block of real outputs */
+    int by_rows, in_place, gathered, eights, whole, unbiased; /* eights: the lanes of a vector are eight products; */ /* whole: eight products a quaternion for a block of outputs at once, or a block of real outputs */
     size_t planes_at, padded_at, places_at, stored_at, kernel_at, ones_at, units_at, sums_at, block_at, scratch;
 } convolution;
 
@@ -590,6 +590,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
         taps = c.units / c.groups * c.area;
     }
     if (c.whole && c.w.components == 4) c.sets = 8;
+    c.unbiased = !pairs && (c.w.components == 1 ? c.whole : IN_EIGHTS && c.sets == 1);
     dense = vectors_of(c.out[0] * c.out[1], lanes);
     products = c.whole ? (c.w.components == 4 ? 8u : 1u) * c.w.outputs * taps : stored * c.w.components * c.sets;
     columns = c.kernel[1] * c.stride[0] * phase[0] * c.out[1];
@@ -1467,10 +1468,6 @@ static void real_outputs(const convolution *c, const float *x, const int32_t *pl
         for (k = 0; k < vectors; k++) start[k] = next_vector(c, &at);
         block_sums(x, place, taps, w, outputs, start, vectors, y + v * LANES, stride);
     }
-    for (o = 0; o < outputs; o++) {
-        float bias = ((const float *)c->w.bias)[first + o];
-        for (k = 0; k < stride; k += LANES) store(y + o * stride + k, load(y + o * stride + k) + splat(bias));
-    }
 }
 
 /* The weights of the eight products of one quaternion, four times as large as above, so that they are whole. */
@@ -1590,6 +1587,17 @@ static void outputs_i8(const convolution *c, const int32_t *x, const int32_t *pl
 #endif
 
 #if IN_EIGHTS
+/* A quaternion output, without its bias, if the input is real: like a block of four real outputs. */
+static void real_input_output(const convolution *c, const float *x, const int32_t *place, const float *w, size_t count, float *y) {
+    size_t v, n, vectors, start[BLOCK_VECTORS];
+    walk at = walk_of(c);
+    for (v = 0; v < c->vectors; v += vectors) {
+        vectors = next_share(c->vectors - v, BLOCK_VECTORS);
+        for (n = 0; n < vectors; n++) start[n] = next_vector(c, &at);
+        block_sums(x, place, count, w, 4, start, vectors, y + v * LANES, c->vectors * LANES);
+    }
+}
+
 /* ------------------------------------------------------------------------ eight products in the lanes of a vector */
 
 /* Where there are vectors of eight, a quaternion of the input is the eight numbers x' that the eight products multiply, side
@@ -1952,9 +1960,9 @@ INLINE int8_t to_i8(int32_t value, int32_t zero, int32_t low, int32_t high) {
     return (int8_t)(value < low ? low : value > high ? high : value);
 }
 
-/* Rows of sums, `row` numbers apart, without what is between them; with `pool` the maximum of 2x2 of them, with `relu` that
+/* Rows of sums and `bias`, `row` numbers apart, without what is between them; with `pool` the maximum of 2x2 of them, with `relu` that
  * and 0. With `spill` what lies behind them may be overwritten, as it is written later. Returns how many there are. */
-static size_t gather(const float *sums, size_t row, const size_t *out, int pool, int relu, int spill, float *y) {
+static size_t gather(const float *sums, size_t row, const size_t *out, int pool, int relu, int spill, float bias, float *y) {
     size_t height = pool ? out[0] / 2 : out[0], width = pool ? out[1] / 2 : out[1], n, k;
     vf zero = {0};
     if (!pool && row == width) { /* nothing between the rows */
@@ -1977,6 +1985,7 @@ static size_t gather(const float *sums, size_t row, const size_t *out, int pool,
             else
 #endif
                 value = load(p + k);
+            value += splat(bias);
             store(y + k, relu ? maximum(zero, value) : value);
         }
         for (; k < width; k++) {
@@ -1985,6 +1994,7 @@ static size_t gather(const float *sums, size_t row, const size_t *out, int pool,
                 float a = p[2 * k] > p[2 * k + 1] ? p[2 * k] : p[2 * k + 1], b = q[2 * k] > q[2 * k + 1] ? q[2 * k] : q[2 * k + 1];
                 value = a > b ? a : b;
             }
+            value += bias;
             y[k] = relu && value < 0 ? 0.0f : value;
         }
     }
@@ -2060,7 +2070,8 @@ static void finish_output(const convolution *c, const finishing *f, int pool, vo
         } else {
             float *to = (float *)y + first;
             int relu = f->activation == QRN_RELU, spill = c->w.outputs - o > 1 && (c->w.outputs - o - 1) * size >= LANES;
-            count = gather((const float *)sums + m * stride, c->row, c->out, pool, relu, spill, to);
+            float bias = c->unbiased ? ((const float *)c->w.bias)[m * c->w.outputs + o] : 0.0f;
+            count = gather((const float *)sums + m * stride, c->row, c->out, pool, relu, spill, bias, to);
             if (!relu) unary(f->activation, to, to, count, f->a, f->b);
         }
     }
@@ -2235,6 +2246,9 @@ static int run_conv(const machine *m, const uint32_t *op) {
                     } else {
                         const float *w = floats_of(&c.w, o, units);
                         if (c.w.components == 1) real_output(&c, source, taps, w, count, bias[0], sums);
+#if IN_EIGHTS
+                        else if (c.unbiased) real_input_output(&c, source, taps, w, count, sums);
+#endif
                         else quaternion_output(&c, source, taps, w, count, bias, sums);
                     }
                 }
