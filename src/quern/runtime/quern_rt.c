@@ -590,7 +590,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
         taps = c.units / c.groups * c.area;
     }
     if (c.whole && c.w.components == 4) c.sets = 8;
-    c.unbiased = !pairs && (c.w.components == 1 ? c.whole : IN_EIGHTS && c.sets == 1);
+    c.unbiased = !pairs && (c.w.components == 1 ? c.whole : IN_EIGHTS && (c.sets == 1 || (c.sets == 3 && fast)));
     dense = vectors_of(c.out[0] * c.out[1], lanes);
     products = c.whole ? (c.w.components == 4 ? 8u : 1u) * c.w.outputs * taps : stored * c.w.components * c.sets;
     columns = c.kernel[1] * c.stride[0] * phase[0] * c.out[1];
@@ -639,7 +639,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     c.units_at = reserve(&used, lanes, !c.whole ? working_bytes(&c.w, lanes) : pairs || (!c.w.starts && c.w.dtype == QRN_F32) ? 0 : 4 * BLOCK * c.w.taps * c.w.components);
     if (lanes == 1) c.vectors = c.strip * c.out[1];
     c.sums_at = reserve(&used, lanes, 4 * (c.w.components * c.vectors * lanes * (c.whole ? BLOCK : 1) + 3 * lanes));
-    c.block_at = c.whole ? reserve(&used, lanes, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
+    c.block_at = c.unbiased && c.sets == 3 ? reserve(&used, lanes, 60 * taps) : c.whole ? reserve(&used, lanes, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
     c.scratch = used;
     return c;
 }
@@ -1587,10 +1587,22 @@ static void outputs_i8(const convolution *c, const int32_t *x, const int32_t *pl
 #endif
 
 #if IN_EIGHTS
-/* A quaternion output, without its bias, if the input is real: like a block of four real outputs. */
-static void real_input_output(const convolution *c, const float *x, const int32_t *place, const float *w, size_t count, float *y) {
-    size_t v, n, vectors, start[BLOCK_VECTORS];
-    walk at = walk_of(c);
+/* A quaternion output, without its bias, if the input is real or has no real part: like a block of four real outputs, in the
+ * second case of three times as many taps, whose weights and places are put in `block`. */
+static void few_parts_output(const convolution *c, const float *x, const int32_t *place, const float *w, size_t count, float *block,
+                             float *y) {
+    size_t v, n, vectors, start[BLOCK_VECTORS], set = c->units * c->plane;
+    walk at;
+    if (c->sets == 3) {
+        int32_t *places = (int32_t *)(void *)(block + 12 * count);
+        for (n = 0; n < count; n++, w += 4) {
+            v4 i = {-w[1], w[0], w[3], -w[2]}, j = {-w[2], -w[3], w[0], w[1]}, k = {-w[3], w[2], -w[1], w[0]};
+            memcpy(block + 12 * n, &i, sizeof i), memcpy(block + 12 * n + 4, &j, sizeof j), memcpy(block + 12 * n + 8, &k, sizeof k);
+            places[3 * n] = place[n], places[3 * n + 1] = place[n] + (int32_t)set, places[3 * n + 2] = place[n] + (int32_t)(2 * set);
+        }
+        w = block, place = places, count *= 3;
+    }
+    at = walk_of(c);
     for (v = 0; v < c->vectors; v += vectors) {
         vectors = next_share(c->vectors - v, BLOCK_VECTORS);
         for (n = 0; n < vectors; n++) start[n] = next_vector(c, &at);
@@ -2247,7 +2259,7 @@ static int run_conv(const machine *m, const uint32_t *op) {
                         const float *w = floats_of(&c.w, o, units);
                         if (c.w.components == 1) real_output(&c, source, taps, w, count, bias[0], sums);
 #if IN_EIGHTS
-                        else if (c.unbiased) real_input_output(&c, source, taps, w, count, sums);
+                        else if (c.unbiased) few_parts_output(&c, source, taps, w, count, (float *)(void *)(m->scratch + c.block_at), sums);
 #endif
                         else quaternion_output(&c, source, taps, w, count, bias, sums);
                     }
