@@ -43,6 +43,14 @@ enum { QUATERNION_VECTORS = 2, BLOCK_VECTORS = 3 };
 #define IN_BYTES 0
 #endif
 
+/* Whether the eight products of a quaternion are the lanes of a vector. With the registers of AVX-512 blocks of outputs are
+ * as quick, and their code is large already. */
+#if LANES == 8 && !defined(__AVX512VL__)
+#define IN_EIGHTS 1
+#else
+#define IN_EIGHTS 0
+#endif
+
 /* A device needs no more than its networks have. A bit for each operation of this build, 1 << QRN_OP_CONV and so on, and
  * for each activation. */
 #if !defined(QRN_BUILD_OPS)
@@ -174,11 +182,48 @@ INLINE vi widened(const int8_t *p) { /* bytes to lanes */
     memcpy(&bytes, p, sizeof bytes);
     return __builtin_convertvector(bytes, vi);
 }
+#if LANES == 8
+INLINE void put_bytes(vi x, int8_t *to) { /* numbers from -128 to 127 */
+    __m128i half = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+    _mm_storel_epi64((__m128i *)(void *)to, _mm_packs_epi16(half, half));
+}
+#endif
 INLINE vi widened_pairs(const int8_t *p) { /* bytes to int16 */
     bytes_of_pairs bytes;
     memcpy(&bytes, p, sizeof bytes);
     return (vi)__builtin_convertvector(bytes, pairs_of_lanes);
 }
+#endif
+
+#if LANES == 8 && !IN_BYTES
+typedef int16_t shorts __attribute__((vector_size(16)));
+
+INLINE shorts widened_shorts(const int8_t *p, int16_t zero) {
+    typedef int8_t eight_bytes __attribute__((vector_size(8)));
+    eight_bytes bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    return __builtin_convertvector(bytes, shorts) - zero;
+}
+
+/* Number n of each of eight vectors to vector n. */
+INLINE void turn_shorts(shorts *a, shorts *b) {
+#define TURN(from, to, one, other)                                                      \
+    do {                                                                                \
+        to[0] = one(from[0], from[4]), to[1] = other(from[0], from[4]);                 \
+        to[2] = one(from[1], from[5]), to[3] = other(from[1], from[5]);                 \
+        to[4] = one(from[2], from[6]), to[5] = other(from[2], from[6]);                 \
+        to[6] = one(from[3], from[7]), to[7] = other(from[3], from[7]);                 \
+    } while (0)
+#define FRONT(x, y) SHUFFLE(shorts, x, y, 0, 8, 1, 9, 2, 10, 3, 11)
+#define BACK(x, y) SHUFFLE(shorts, x, y, 4, 12, 5, 13, 6, 14, 7, 15)
+    TURN(a, b, FRONT, BACK);
+    TURN(b, a, FRONT, BACK);
+    TURN(a, b, FRONT, BACK);
+#undef BACK
+#undef FRONT
+#undef TURN
+}
+
 #endif
 
 INLINE int32_t pair(int32_t low, int32_t high) {
@@ -477,7 +522,7 @@ typedef struct {
     size_t padded, padded_pitch, rows;      /* of a plane with its borders; rows of one phase of it */
     size_t out[2], vectors, row; /* positions; vectors of them; numbers from row to row of the results */
     size_t strip;                /* so many rows of all outputs are made before the next ones */
-    int by_rows, in_place, gathered, whole; /* whole: eight products a quaternion for a block of outputs at once, or a block of real outputs */
+    int by_rows, in_place, gathered, eights, whole, unbiased; /* eights: the lanes of a vector are eight products; */ /* whole: eight products a quaternion for a block of outputs at once, or a block of real outputs */
     size_t planes_at, padded_at, places_at, stored_at, kernel_at, ones_at, units_at, sums_at, block_at, scratch;
 } convolution;
 
@@ -488,6 +533,8 @@ enum { MAX_PLANES = 1 << 28 }; /* numbers in the planes of a convolution */
 
 /* Vectors of so many numbers, for LANES lanes or one. */
 INLINE size_t vectors_of(size_t count, size_t lanes) { return lanes == LANES ? (count + LANES - 1) / LANES : count; }
+
+static int plain(const convolution *c) { return c->stride[0] * c->stride[1] * c->stuffing[0] * c->stuffing[1] == 1; }
 
 static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, size_t lanes) {
     convolution c;
@@ -535,17 +582,19 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     stored = first_unit(&c.w, c.w.outputs);
     /* Half of the products for all of the places, and units that are not all there have to be put in their places first:
      * worth it from about two thirds of them on, in int8 if none is missing. */
-    c.whole = fast && lanes > 1 && c.vectors > 1 && c.w.outputs / c.groups > 1 && (!c.w.starts || (!pairs && 3 * stored > 2 * c.w.outputs * taps)) &&
-              (c.w.components == 1 || (c.parts == 15 && (!pairs || (!IN_BYTES && taps <= MAX_WHOLE_I8))));
+    c.eights = IN_EIGHTS && fast && lanes > 1 && c.w.components == 4 && c.parts == 15 && c.out[0] * c.out[1] >= 8 && c.w.outputs / c.groups > 1 && (pairs ? taps <= MAX_WHOLE_I8 : c.w.starts && 4 * stored <= 3 * c.w.outputs * taps);
+    c.whole = !c.eights && fast && lanes > 1 && c.vectors > 1 && c.w.outputs / c.groups > 1 && (!c.w.starts || (!pairs && 3 * stored > 2 * c.w.outputs * taps)) &&
+              (c.w.components == 1 || (c.parts == 15 && (!pairs || (!IN_BYTES && !IN_EIGHTS && taps <= MAX_WHOLE_I8))));
     if (c.whole && pairs && c.w.components == 4) { /* two channels to a pair, not two components */
         c.units = c.groups * ((c.channels / c.groups + 1) / 2);
         taps = c.units / c.groups * c.area;
     }
     if (c.whole && c.w.components == 4) c.sets = 8;
+    c.unbiased = !pairs && (c.w.components == 1 ? c.whole : IN_EIGHTS && (c.sets == 1 || (c.sets == 3 && fast)));
     dense = vectors_of(c.out[0] * c.out[1], lanes);
     products = c.whole ? (c.w.components == 4 ? 8u : 1u) * c.w.outputs * taps : stored * c.w.components * c.sets;
     columns = c.kernel[1] * c.stride[0] * phase[0] * c.out[1];
-    c.gathered = fast && lanes > 1 && products * (c.vectors - smaller(dense, c.vectors)) > GATHER * c.sets * c.units * vectors_of(columns, lanes) &&
+    c.gathered = !c.eights && fast && lanes > 1 && products * (c.vectors - smaller(dense, c.vectors)) > GATHER * c.sets * c.units * vectors_of(columns, lanes) &&
                  ((uint64_t)c.sets * c.units + 1) * columns <= MAX_PLANES;
     c.padded = c.plane;
     c.padded_pitch = c.pitch;
@@ -556,9 +605,30 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
         c.row = c.pitch = c.out[1];
         c.plane = columns;
     }
-    c.in_place = !c.gathered && !pairs && c.sets < 8 && !constant && (c.sets != 4 || c.parts == 15);
+    c.in_place = !c.gathered && !c.eights && !pairs && c.sets < 8 && !constant && (c.sets != 4 || c.parts == 15);
     for (axis = 0; axis < 2; axis++) { /* nothing before the input, in it or behind it */
         c.in_place = c.in_place && c.stride[axis] == 1 && c.stuffing[axis] == 1 && c.padding[axis] == 0 && phase[axis] == c.size[axis];
+    }
+    if (c.eights) {
+        size_t row = 16 * ((c.out[1] + 1) / 2), size = op[QRN_CONV_POOL] ? c.out[0] * c.out[1] / 4 : c.out[0] * c.out[1];
+        size_t around = 0;
+        c.units = c.channels;
+        if (plain(&c)) { /* rows and planes share their borders */
+            c.padded_pitch = c.used[1] + larger(c.padding[1], phase[1] - c.padding[1] - c.used[1]);
+            c.plane = c.padded = (c.used[0] + larger(c.padding[0], phase[0] - c.padding[0] - c.used[0])) * c.padded_pitch;
+            around = c.padding[0] * c.padded_pitch + c.padding[1];
+        }
+        c.planes_at = reserve(&used, lanes, (pairs ? 16 : 32) * (c.units * c.plane + around + 2));
+        c.kernel_at = reserve(&used, lanes, 4 * c.area);
+        c.places_at = reserve(&used, lanes, 4 * (taps + 1));
+        c.stored_at = reserve(&used, lanes, c.w.starts ? 4 * (taps + 1) : 0);
+        c.units_at = reserve(&used, lanes, pairs ? 0 : working_bytes(&c.w, lanes));
+        c.block_at = reserve(&used, lanes, (pairs ? 16 : 32) * (taps + 3));
+        c.ones_at = reserve(&used, lanes, constant ? 8 * row + 16 * c.kernel[1] + c.out[0] * c.kernel[0] + c.out[1] * c.kernel[1] : 0);
+        c.padded_at = reserve(&used, lanes, pairs ? 16 * size : 0);
+        c.sums_at = reserve(&used, lanes, 10 * row + 64);
+        c.scratch = used;
+        return c;
     }
     c.planes_at = c.in_place ? 0 : reserve(&used, lanes, 4 * (c.sets * c.units * c.plane + lanes));
     c.padded_at = c.gathered ? reserve(&used, lanes, 4 * (c.padded + lanes)) : 0;
@@ -569,7 +639,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     c.units_at = reserve(&used, lanes, !c.whole ? working_bytes(&c.w, lanes) : pairs || (!c.w.starts && c.w.dtype == QRN_F32) ? 0 : 4 * BLOCK * c.w.taps * c.w.components);
     if (lanes == 1) c.vectors = c.strip * c.out[1];
     c.sums_at = reserve(&used, lanes, 4 * (c.w.components * c.vectors * lanes * (c.whole ? BLOCK : 1) + 3 * lanes));
-    c.block_at = c.whole ? reserve(&used, lanes, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
+    c.block_at = c.unbiased && c.sets == 3 ? reserve(&used, lanes, 60 * taps) : c.whole ? reserve(&used, lanes, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
     c.scratch = used;
     return c;
 }
@@ -593,11 +663,11 @@ INLINE void copy_row(const float *x, size_t count, float *y) {
 
 /* Where in a plane the first tap of the kernel meets row y, column x of the padded input. */
 INLINE size_t place_of(const convolution *c, size_t y, size_t x) {
-    size_t phase = y % c->stride[0] * c->stride[1] + x % c->stride[1];
+    size_t phase;
+    if (c->stride[0] == 1 && c->stride[1] == 1) return y * c->padded_pitch + x; /* no divisions */
+    phase = y % c->stride[0] * c->stride[1] + x % c->stride[1];
     return phase * (c->padded / (c->stride[0] * c->stride[1])) + y / c->stride[0] * c->padded_pitch + x / c->stride[1];
 }
-
-static int plain(const convolution *c) { return c->stride[0] * c->stride[1] * c->stuffing[0] * c->stuffing[1] == 1; }
 
 static void pad_floats(const convolution *c, const float *x, float *plane) {
     size_t y, k, width = c->used[1];
@@ -1398,10 +1468,6 @@ static void real_outputs(const convolution *c, const float *x, const int32_t *pl
         for (k = 0; k < vectors; k++) start[k] = next_vector(c, &at);
         block_sums(x, place, taps, w, outputs, start, vectors, y + v * LANES, stride);
     }
-    for (o = 0; o < outputs; o++) {
-        float bias = ((const float *)c->w.bias)[first + o];
-        for (k = 0; k < stride; k += LANES) store(y + o * stride + k, load(y + o * stride + k) + splat(bias));
-    }
 }
 
 /* The weights of the eight products of one quaternion, four times as large as above, so that they are whole. */
@@ -1413,7 +1479,7 @@ INLINE products products_of(const int8_t *q) {
     return all;
 }
 
-#if LANES == 8
+#if LANES == 8 && !IN_EIGHTS
 /* The same for one unit of each of four outputs: sums and differences (output, product), and the other four products. */
 INLINE void four_products(const int8_t *const *q, size_t unit, pairs_of_lanes *sums, pairs_of_lanes *others) {
     static const pairs_of_lanes FIRST = {1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1};
@@ -1479,12 +1545,12 @@ static void spread_pairs(const convolution *c, const int8_t *q, size_t o, int32_
 /* A block of outputs in int8, of quaternions or real numbers. */
 static void outputs_i8(const convolution *c, const int32_t *x, const int32_t *place, size_t first, size_t outputs,
                        int32_t *w, int32_t *y) {
-    size_t sets = !IN_BYTES && c->w.components == 4 ? 8 : 1, set = c->units * c->plane, stride = c->vectors * LANES, o = 0, v, g, k, n, vectors;
+    size_t sets = !IN_BYTES && !IN_EIGHTS && c->w.components == 4 ? 8 : 1, set = c->units * c->plane, stride = c->vectors * LANES, o = 0, v, g, k, n, vectors;
     size_t taps = c->units / c->groups * c->area, step = taps * BLOCK;
     const int32_t *bias = (const int32_t *)c->w.bias + first;
     const int8_t *units = (const int8_t *)c->w.values + first * c->w.taps * stored_width(&c->w); /* stored dense */
     walk at = walk_of(c);
-#if LANES == 8
+#if LANES == 8 && !IN_EIGHTS
     for (; sets == 8 && o + 4 <= outputs; o += 4) spread_four_pairs(c, units + 4 * o * c->w.taps, w + o);
 #endif
     for (; o < outputs; o++) {
@@ -1518,6 +1584,353 @@ static void outputs_i8(const convolution *c, const int32_t *x, const int32_t *pl
         }
     }
 }
+#endif
+
+#if IN_EIGHTS
+/* A quaternion output, without its bias, if the input is real or has no real part: like a block of four real outputs, in the
+ * second case of three times as many taps, whose weights and places are put in `block`. */
+static void few_parts_output(const convolution *c, const float *x, const int32_t *place, const float *w, size_t count, float *block,
+                             float *y) {
+    size_t v, n, vectors, start[BLOCK_VECTORS], set = c->units * c->plane;
+    walk at;
+    if (c->sets == 3) {
+        int32_t *places = (int32_t *)(void *)(block + 12 * count);
+        for (n = 0; n < count; n++, w += 4) {
+            v4 i = {-w[1], w[0], w[3], -w[2]}, j = {-w[2], -w[3], w[0], w[1]}, k = {-w[3], w[2], -w[1], w[0]};
+            memcpy(block + 12 * n, &i, sizeof i), memcpy(block + 12 * n + 4, &j, sizeof j), memcpy(block + 12 * n + 8, &k, sizeof k);
+            places[3 * n] = place[n], places[3 * n + 1] = place[n] + (int32_t)set, places[3 * n + 2] = place[n] + (int32_t)(2 * set);
+        }
+        w = block, place = places, count *= 3;
+    }
+    at = walk_of(c);
+    for (v = 0; v < c->vectors; v += vectors) {
+        vectors = next_share(c->vectors - v, BLOCK_VECTORS);
+        for (n = 0; n < vectors; n++) start[n] = next_vector(c, &at);
+        block_sums(x, place, count, w, 4, start, vectors, y + v * LANES, c->vectors * LANES);
+    }
+}
+
+/* ------------------------------------------------------------------------ eight products in the lanes of a vector */
+
+/* Where there are vectors of eight, a quaternion of the input is the eight numbers x' that the eight products multiply, side
+ * by side: H x and then r, j, k, i. A position is one aligned vector then, of whatever width the image is, and a stored
+ * quaternion one vector of weights: as many products as there are quaternions left, at half of their number. The weights make
+ * up for signs and factors, so that with p = sum of w' o x' the result is
+ *     (-1, 1, 1, 1) o H p[0..3] + p[4..7].
+ * In int8 a quaternion is eight int16, and two of the stored quaternions are multiplied at once: of two neighbouring
+ * positions (p, q) there are sums (p[0..3], q[0..3]) and (p[4..7], q[4..7]). */
+enum { MOST_FLOATS = 12, MOST_PAIRS = 5 }; /* vectors, and pairs of positions, that an inner loop keeps sums of */
+
+#define IN_HALVES(type, a, b, n, m, o, p) SHUFFLE(type, a, b, n, m, o, p, (n) + 4, (m) + 4, (o) + 4, (p) + 4)
+#define LOW_HALVES(a, b) SHUFFLE(vi, a, b, 0, 1, 2, 3, 8, 9, 10, 11)
+#define HIGH_HALVES(a, b) SHUFFLE(vi, a, b, 4, 5, 6, 7, 12, 13, 14, 15)
+
+/* Four vectors of eight numbers to quaternions: numbers 0 and 4, 1 and 5 and so on of each, side by side. */
+INLINE void turn_halves(vf a, vf b, vf c, vf d, vf *to) {
+    vf ab = IN_HALVES(vi, a, b, 0, 8, 1, 9), cd = IN_HALVES(vi, c, d, 0, 8, 1, 9);
+    vf ab2 = IN_HALVES(vi, a, b, 2, 10, 3, 11), cd2 = IN_HALVES(vi, c, d, 2, 10, 3, 11);
+    to[0] = IN_HALVES(vi, ab, cd, 0, 1, 8, 9), to[1] = IN_HALVES(vi, ab, cd, 2, 3, 10, 11);
+    to[2] = IN_HALVES(vi, ab2, cd2, 0, 1, 8, 9), to[3] = IN_HALVES(vi, ab2, cd2, 2, 3, 10, 11);
+}
+
+/* x' of eight positions. */
+INLINE void eight_floats(const float *const *part, size_t at, float *to) {
+    vf r = load(part[0] + at), i = load(part[1] + at), j = load(part[2] + at), k = load(part[3] + at), first[4], last[4];
+    vf s = r + i, d = r - i, t = j + k, e = j - k;
+    turn_halves(s + t, d + e, s - t, d - e, first);
+    turn_halves(r, j, k, i, last);
+    store(to, LOW_HALVES(first[0], last[0])), store(to + 8, LOW_HALVES(first[1], last[1]));
+    store(to + 16, LOW_HALVES(first[2], last[2])), store(to + 24, LOW_HALVES(first[3], last[3]));
+    store(to + 32, HIGH_HALVES(first[0], last[0])), store(to + 40, HIGH_HALVES(first[1], last[1]));
+    store(to + 48, HIGH_HALVES(first[2], last[2])), store(to + 56, HIGH_HALVES(first[3], last[3]));
+}
+
+/* The same as int16. */
+INLINE void eight_shorts(const int8_t *const *part, size_t at, int16_t zero, int16_t *to) {
+    shorts r = widened_shorts(part[0] + at, zero), i = widened_shorts(part[1] + at, zero);
+    shorts j = widened_shorts(part[2] + at, zero), k = widened_shorts(part[3] + at, zero);
+    shorts s = r + i, d = r - i, t = j + k, e = j - k, a[8] = {s + t, d + e, s - t, d - e, r, j, k, i}, b[8];
+    turn_shorts(a, b);
+    memcpy(to, b, sizeof b);
+}
+
+/* The input as planes of x', with borders. */
+KERNEL void prepare_eights(const convolution *c, const void *x, int32_t zero, void *planes) {
+    size_t bytes = c->w.pairs ? 16 : 32, number = c->w.pairs ? 1 : 4, size = c->size[0] * c->size[1], n, m, y, k, i;
+    const uint8_t *part[4], *from = (const uint8_t *)x;
+    uint8_t *plane = (uint8_t *)planes;
+    memset(planes, 0, c->kernel_at - c->planes_at);
+    for (m = 0; m < 4; m++) part[m] = from + m * c->channels * size * number;
+    for (n = 0; n < c->units; n++, plane += c->plane * bytes) {
+        for (y = 0; y < c->used[0]; y++) {
+            size_t row = c->padding[0] + y * c->stuffing[0], at = n * size + y * c->size[1], width = c->used[1];
+            for (k = 0; k < width; k += 8) {
+                int aside = !plain(c) || width < 8; /* a row of eight is written to where it belongs, also over another one */
+                size_t left = aside ? k : smaller(k, width - 8);
+                float eight[64];
+                uint8_t *to = plane + (row * c->padded_pitch + c->padding[1] + left) * bytes;
+                void *here = aside ? (void *)eight : (void *)to;
+                if (c->w.pairs) eight_shorts((const int8_t *const *)(const void *)part, at + left, (int16_t)zero, (int16_t *)here);
+                else eight_floats((const float *const *)(const void *)part, at + left, (float *)here);
+                for (i = 0; aside && i < 8 && k + i < width; i++) {
+                    to = plane + place_of(c, row, c->padding[1] + (k + i) * c->stuffing[1]) * bytes;
+                    memcpy(to, (const uint8_t *)eight + i * bytes, bytes);
+                }
+            }
+        }
+    }
+}
+
+/* w' of `count` quaternions, and of one without weight behind them if that is odd. */
+KERNEL void eight_weights(const float *q, size_t count, float *w) {
+    static const vf FIRST = {1, -1, 1, -1, 1, -1, 1, -1}, SECOND = {1, 1, -1, -1, 1, 1, -1, -1};
+    static const vf OTHERS = {2, -2, -2, -2, 2, -2, -2, -2};
+    size_t n;
+    for (n = 0; n < count; n += 2, q += 8, w += 16) {
+        vf x = {0}, a, b;
+        if (n + 1 < count) memcpy(&x, q, sizeof x);
+        else memcpy(&x, q, sizeof x / 2);
+        b = IN_HALVES(vi, x, x, 0, 3, 1, 2) * OTHERS;
+        x = 0.25f * x;
+        a = x * FIRST + IN_HALVES(vi, x, x, 1, 0, 3, 2);
+        a = a * SECOND + IN_HALVES(vi, a, a, 2, 3, 0, 1);
+        store(w, LOW_HALVES(a, b));
+        store(w + 8, HIGH_HALVES(a, b));
+    }
+}
+
+/* The same in int8, four times as large: 16 numbers for each two quaternions. */
+KERNEL void eight_weights_i8(const int8_t *q, size_t count, int16_t *w) {
+    static const pairs_of_lanes FIRST = {1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1};
+    static const pairs_of_lanes SECOND = {1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1};
+    static const pairs_of_lanes OTHERS = {8, -8, -8, -8, 8, -8, -8, -8, 8, -8, -8, -8, 8, -8, -8, -8};
+    size_t n;
+    for (n = 0; n < count; n += 4, q += 16, w += 32) {
+        bytes_of_pairs bytes = {0};
+        pairs_of_lanes x, a, b;
+        if (count - n >= 4) memcpy(&bytes, q, sizeof bytes);
+        else memcpy(&bytes, q, 4 * (count - n));
+        x = __builtin_convertvector(bytes, pairs_of_lanes);
+#define IN_FOURS(v, a, b, c, d) \
+    SHUFFLE(pairs_of_lanes, v, v, a, b, c, d, 4 + a, 4 + b, 4 + c, 4 + d, 8 + a, 8 + b, 8 + c, 8 + d, 12 + a, 12 + b, 12 + c, 12 + d)
+#define MIXED(v) SHUFFLE(pairs_of_lanes, v, v, 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15)
+        b = IN_FOURS(x, 0, 3, 1, 2) * OTHERS;
+        a = x * FIRST + IN_FOURS(x, 1, 0, 3, 2);
+        a = a * SECOND + IN_FOURS(a, 2, 3, 0, 1);
+        a = MIXED(a), b = MIXED(b);
+#undef MIXED
+#undef IN_FOURS
+        store_i((int32_t *)(void *)w, LOW_HALVES((vi)a, (vi)b));
+        store_i((int32_t *)(void *)(w + 16), HIGH_HALVES((vi)a, (vi)b));
+    }
+}
+
+/* Sums of `many` positions in a row, or half of them in each of two rows. */
+#define EACH_SUM(do)                                                                                               \
+    do(0, s0) do(1, s1) do(2, s2) do(3, s3) do(4, s4) do(5, s5) do(6, s6) do(7, s7) do(8, s8) do(9, s9) do(10, s10) \
+    do(11, s11)
+INLINE void eights_tile(const float *x, size_t row, const int32_t *place, const float *w, size_t count, size_t many, size_t rows,
+                        float *y) {
+    vf s0 = {0}, s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0, s8 = s0, s9 = s0, s10 = s0, s11 = s0;
+    size_t each = many / rows, s;
+    for (s = 0; s < count; s++, w += 8) {
+        const float *p = x + place[s], *q = p + row;
+        vf v = load(w);
+#define MULTIPLY(n, sum) \
+    if (many > (n)) sum += v * load((n) < each ? p + 8 * (n) : q + 8 * ((n) - each));
+        EACH_SUM(MULTIPLY)
+#undef MULTIPLY
+    }
+#define STORE(n, sum) \
+    if (many > (n)) store(y + 8 * (n), sum);
+    EACH_SUM(STORE)
+#undef STORE
+}
+#undef EACH_SUM
+
+#define EIGHTS_KERNEL(many, rows)                                                                                           \
+    KERNEL void eights_##rows##_##many(const float *x, size_t row, const int32_t *place, const float *w, size_t count, float *y) { \
+        eights_tile(x, row, place, w, count, many, rows, y);                                                                \
+    }
+EIGHTS_KERNEL(1, 1) EIGHTS_KERNEL(2, 1) EIGHTS_KERNEL(3, 1) EIGHTS_KERNEL(4, 1) EIGHTS_KERNEL(5, 1) EIGHTS_KERNEL(6, 1)
+EIGHTS_KERNEL(7, 1) EIGHTS_KERNEL(8, 1) EIGHTS_KERNEL(9, 1) EIGHTS_KERNEL(10, 1) EIGHTS_KERNEL(11, 1) EIGHTS_KERNEL(12, 1)
+EIGHTS_KERNEL(2, 2) EIGHTS_KERNEL(4, 2) EIGHTS_KERNEL(6, 2) EIGHTS_KERNEL(8, 2) EIGHTS_KERNEL(10, 2) EIGHTS_KERNEL(12, 2)
+#undef EIGHTS_KERNEL
+
+/* The same in int8, `many` pairs of positions; `count` is of pairs of quaternions. */
+#define EACH_SUM(do) do(0, a0, b0) do(1, a1, b1) do(2, a2, b2) do(3, a3, b3) do(4, a4, b4)
+INLINE void pairs_tile(const int16_t *x, size_t row, const int32_t *place, const int16_t *w, size_t count, size_t many, size_t rows,
+                       int32_t *y) {
+    vi a0 = {0}, a1 = a0, a2 = a0, a3 = a0, a4 = a0, b0 = a0, b1 = a0, b2 = a0, b3 = a0, b4 = a0;
+    size_t each = many / rows, s;
+    for (s = 0; s < count; s++, w += 16) {
+        const int16_t *p = x + place[2 * s], *q = x + place[2 * s + 1];
+        vi v = (vi)_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)w));
+        vi u = (vi)_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)(w + 8)));
+#define MULTIPLY(n, a, b)                                                                                         \
+    if (many > (n)) {                                                                                             \
+        size_t at = (n) < each ? 16 * (n) : row + 16 * ((n) - each);                                              \
+        pairs_of_lanes c = (pairs_of_lanes)load_i((const int32_t *)(const void *)(p + at));                       \
+        pairs_of_lanes d = (pairs_of_lanes)load_i((const int32_t *)(const void *)(q + at));                       \
+        __asm__("" : "+x"(c), "+x"(d)); /* they are loaded once */                                                 \
+        a = add_pairs(a, (vi)SHUFFLE(pairs_of_lanes, c, d, 0, 16, 1, 17, 2, 18, 3, 19, 8, 24, 9, 25, 10, 26, 11, 27), v);    \
+        b = add_pairs(b, (vi)SHUFFLE(pairs_of_lanes, c, d, 4, 20, 5, 21, 6, 22, 7, 23, 12, 28, 13, 29, 14, 30, 15, 31), u);  \
+    }
+        EACH_SUM(MULTIPLY)
+#undef MULTIPLY
+    }
+#define STORE(n, a, b) \
+    if (many > (n)) store_i(y + 16 * (n), a), store_i(y + 16 * (n) + 8, b);
+    EACH_SUM(STORE)
+#undef STORE
+}
+#undef EACH_SUM
+
+#define PAIRS_KERNEL(many, rows)                                                                                           \
+    KERNEL void pairs_##rows##_##many(const int16_t *x, size_t row, const int32_t *place, const int16_t *w, size_t count, int32_t *y) { \
+        pairs_tile(x, row, place, w, count, many, rows, y);                                                                \
+    }
+PAIRS_KERNEL(1, 1) PAIRS_KERNEL(2, 1) PAIRS_KERNEL(3, 1) PAIRS_KERNEL(4, 1) PAIRS_KERNEL(5, 1) PAIRS_KERNEL(2, 2) PAIRS_KERNEL(4, 2)
+#undef PAIRS_KERNEL
+
+/* Sums of one row of positions, or of two; the second is none if `second` is not set. */
+static void sum_floats(const float *x, size_t row, int second, const int32_t *place, const float *w, size_t count, size_t width, float *y) {
+    static void (*const one[MOST_FLOATS])(const float *, size_t, const int32_t *, const float *, size_t, float *) = {
+        eights_1_1, eights_1_2, eights_1_3, eights_1_4,  eights_1_5,  eights_1_6,
+        eights_1_7, eights_1_8, eights_1_9, eights_1_10, eights_1_11, eights_1_12};
+    static void (*const two[MOST_FLOATS / 2])(const float *, size_t, const int32_t *, const float *, size_t, float *) = {
+        eights_2_2, eights_2_4, eights_2_6, eights_2_8, eights_2_10, eights_2_12};
+    size_t k, many;
+    if (second && width <= MOST_FLOATS / 2) {
+        two[width - 1](x, row, place, w, count, y);
+        return;
+    }
+    for (; second >= 0; second--, x += row) {
+        for (k = 0; k < width; k += many, y += 8 * many) {
+            many = next_share(width - k, MOST_FLOATS);
+            one[many - 1](x + 8 * k, 0, place, w, count, y);
+        }
+    }
+}
+
+static void sum_pairs(const int16_t *x, size_t row, int second, const int32_t *place, const int16_t *w, size_t count, size_t width, int32_t *y) {
+    static void (*const one[MOST_PAIRS])(const int16_t *, size_t, const int32_t *, const int16_t *, size_t, int32_t *) = {
+        pairs_1_1, pairs_1_2, pairs_1_3, pairs_1_4, pairs_1_5};
+    static void (*const two[MOST_PAIRS / 2])(const int16_t *, size_t, const int32_t *, const int16_t *, size_t, int32_t *) = {
+        pairs_2_2, pairs_2_4};
+    size_t k, many;
+    width = (width + 1) / 2;
+    if (second && width <= MOST_PAIRS / 2) {
+        two[width - 1](x, row, place, w, count, y);
+        return;
+    }
+    for (; second >= 0; second--, x += row) {
+        for (k = 0; k < width; k += many, y += 16 * many) {
+            many = next_share(width - k, MOST_PAIRS);
+            one[many - 1](x + 16 * k, 0, place, w, count, y);
+        }
+    }
+}
+
+/* Two quaternions of their sums. */
+INLINE vf two_floats(const float *s, vf bias) {
+    static const vf FIRST = {1, -1, 1, -1, 1, -1, 1, -1}, SECOND = {1, 1, -1, -1, 1, 1, -1, -1}, SIGNS = {-1, 1, 1, 1, -1, 1, 1, 1};
+    vf p = load(s), q = load(s + 8), a = LOW_HALVES(p, q), b = HIGH_HALVES(p, q);
+    a = a * FIRST + IN_HALVES(vi, a, a, 1, 0, 3, 2);
+    a = a * SECOND + IN_HALVES(vi, a, a, 2, 3, 0, 1);
+    return a * SIGNS + (b + bias);
+}
+INLINE vi two_whole(const int32_t *s, vi bias) {
+    vi a = load_i(s), b = load_i(s + 8), swapped = IN_HALVES(vi, a, a, 1, 0, 3, 2);
+    a = SHUFFLE(vi, swapped + a, swapped - a, 0, 9, 2, 11, 4, 13, 6, 15);
+    swapped = IN_HALVES(vi, a, a, 2, 3, 0, 1);
+    a = SHUFFLE(vi, swapped + a, swapped - a, 0, 1, 10, 11, 4, 5, 14, 15);
+    return (SHUFFLE(vi, b - a, b + a, 0, 9, 10, 11, 4, 13, 14, 15) >> 2) + bias;
+}
+
+/* Quaternions, four numbers each, to planes of them. */
+KERNEL void quaternions_to_planes(const float *q, size_t count, float *y, size_t plane) {
+    size_t n, k;
+    for (n = 0; count >= 4 && n < count; n += 4) {
+        size_t at = smaller(n, count - 4);
+        v4 a = load4(q + 4 * at), b = load4(q + 4 * at + 4), c = load4(q + 4 * at + 8), d = load4(q + 4 * at + 12), to;
+        v4 ab = SHUFFLE(vi4, a, b, 0, 4, 1, 5), cd = SHUFFLE(vi4, c, d, 0, 4, 1, 5);
+        v4 ab2 = SHUFFLE(vi4, a, b, 2, 6, 3, 7), cd2 = SHUFFLE(vi4, c, d, 2, 6, 3, 7);
+#define PUT(n, expression) (to = (expression), memcpy(y + (n) * plane + at, &to, sizeof to))
+        PUT(0, SHUFFLE(vi4, ab, cd, 0, 1, 4, 5));
+        PUT(1, SHUFFLE(vi4, ab, cd, 2, 3, 6, 7));
+        PUT(2, SHUFFLE(vi4, ab2, cd2, 0, 1, 4, 5));
+        PUT(3, SHUFFLE(vi4, ab2, cd2, 2, 3, 6, 7));
+#undef PUT
+    }
+    for (; n < count; n++) {
+        for (k = 0; k < 4; k++) y[k * plane + n] = q[4 * n + k];
+    }
+}
+
+/* Of a row of sums, or two rows if `pool` is set, the quaternions with their biases, which are `step` numbers apart. */
+#define FINISH_ROW(name, number, vector, fetch, put, two, most)                                                          \
+    KERNEL void name(const number *s, size_t width, const number *bias, const number *bias2, size_t step, int pool, int relu, number *q) { \
+        size_t k, pitch = (width + 1) / 2 * 16;                                                                          \
+        for (k = 0; k < width; k += 2, s += 16) {                                                                        \
+            vector v = two(s, fetch(bias + step * k)), zero = {0};                                                       \
+            if (pool) {                                                                                                  \
+                v = most(v, two(s + pitch, fetch(bias2 + step * k)));                                                    \
+                v = most(v, HIGH_HALVES(v, v));                                                                          \
+            }                                                                                                            \
+            if (relu) v = most(zero, v);                                                                                 \
+            if (pool) memcpy(q + 2 * k, &v, 16);                                                                         \
+            else put(q + 4 * k, v);                                                                                      \
+        }                                                                                                                \
+    }
+FINISH_ROW(finish_floats, float, vf, load, store, two_floats, maximum)
+FINISH_ROW(finish_whole, int32_t, vi, load_i, store_i, two_whole, larger_i)
+#undef FINISH_ROW
+
+/* Which taps of the kernel meet the input, for each row or column of the results. */
+static void where_inside(const convolution *c, size_t axis, uint8_t *inside) {
+    size_t n, k;
+    for (n = 0; n < c->out[axis]; n++) {
+        for (k = 0; k < c->kernel[axis]; k++, inside++) {
+            size_t at = n * c->stride[axis] + k * c->dilation[axis] - c->padding[axis];
+            *inside = n * c->stride[axis] + k * c->dilation[axis] >= c->padding[axis] && at % c->stuffing[axis] == 0 &&
+                      at / c->stuffing[axis] < c->size[axis];
+        }
+    }
+}
+
+static int same(const uint8_t *a, const uint8_t *b, size_t count) {
+    while (count > 0 && *a == *b) count--, a++, b++;
+    return count == 0;
+}
+
+/* The bias of each position of a row, with what the channel that carries 1 adds: `numbers` (4, kernel), `columns` sums of it. */
+#define CONSTANT_ROW(name, number)                                                                                              \
+    static void name(const convolution *c, const number *numbers, const uint8_t *rows, const uint8_t *inside, const number *bias, \
+                     number *columns, number *to) {                                                                             \
+        size_t k, n, m;                                                                                                         \
+        for (k = 0; k < c->kernel[1]; k++) {                                                                                    \
+            for (m = 0; m < 4; m++) {                                                                                           \
+                const number *from = numbers + m * c->area + k;                                                                 \
+                number sum = 0;                                                                                                 \
+                for (n = 0; n < c->kernel[0]; n++) sum += rows[n] ? from[n * c->kernel[1]] : 0;                                 \
+                columns[4 * k + m] = sum;                                                                                       \
+            }                                                                                                                   \
+        }                                                                                                                       \
+        for (n = 0; n < c->out[1]; n++, to += 4, inside += c->kernel[1]) {                                                      \
+            if (n > 0 && same(inside, inside - c->kernel[1], c->kernel[1])) {                                            \
+                memcpy(to, to - 4, 16);                                                                                         \
+                continue;                                                                                                       \
+            }                                                                                                                   \
+            memcpy(to, bias, 16);                                                                                               \
+            for (k = 0; k < c->kernel[1]; k++) {                                                                                \
+                for (m = 0; inside[k] && m < 4; m++) to[m] += columns[4 * k + m];                                               \
+            }                                                                                                                   \
+        }                                                                                                                       \
+    }
+CONSTANT_ROW(constant_row, float)
+CONSTANT_ROW(constant_row_i8, int32_t)
+#undef CONSTANT_ROW
 #endif
 
 /* --------------------------------------------------------------------------------------- from sums to the next tensor */
@@ -1559,9 +1972,9 @@ INLINE int8_t to_i8(int32_t value, int32_t zero, int32_t low, int32_t high) {
     return (int8_t)(value < low ? low : value > high ? high : value);
 }
 
-/* Rows of sums, `row` numbers apart, without what is between them; with `pool` the maximum of 2x2 of them, with `relu` that
+/* Rows of sums and `bias`, `row` numbers apart, without what is between them; with `pool` the maximum of 2x2 of them, with `relu` that
  * and 0. With `spill` what lies behind them may be overwritten, as it is written later. Returns how many there are. */
-static size_t gather(const float *sums, size_t row, const size_t *out, int pool, int relu, int spill, float *y) {
+static size_t gather(const float *sums, size_t row, const size_t *out, int pool, int relu, int spill, float bias, float *y) {
     size_t height = pool ? out[0] / 2 : out[0], width = pool ? out[1] / 2 : out[1], n, k;
     vf zero = {0};
     if (!pool && row == width) { /* nothing between the rows */
@@ -1584,6 +1997,7 @@ static size_t gather(const float *sums, size_t row, const size_t *out, int pool,
             else
 #endif
                 value = load(p + k);
+            value += splat(bias);
             store(y + k, relu ? maximum(zero, value) : value);
         }
         for (; k < width; k++) {
@@ -1592,6 +2006,7 @@ static size_t gather(const float *sums, size_t row, const size_t *out, int pool,
                 float a = p[2 * k] > p[2 * k + 1] ? p[2 * k] : p[2 * k + 1], b = q[2 * k] > q[2 * k + 1] ? q[2 * k] : q[2 * k + 1];
                 value = a > b ? a : b;
             }
+            value += bias;
             y[k] = relu && value < 0 ? 0.0f : value;
         }
     }
@@ -1636,13 +2051,11 @@ static void finish_i8(const finishing *f, const int32_t *sums, size_t count, siz
             __m256i even = _mm256_srli_epi64(_mm256_add_epi64(_mm256_mul_epi32(sum, by), half), 31);
             __m256i odd = _mm256_slli_epi64(_mm256_add_epi64(_mm256_mul_epi32(_mm256_srli_epi64(sum, 32), by), half), 1);
             vi high = (vi)_mm256_blend_epi32(even, odd, 0xaa) + (int32_t)((1u << f->shifts[o]) >> 1);
-            bytes_of_lanes bytes;
             high = (vi)_mm256_max_epi32((__m256i)(high >> f->shifts[o]), _mm256_set1_epi32(-65535));
             high = (vi)_mm256_min_epi32((__m256i)high, _mm256_set1_epi32(65535)) + f->zero;
             high = (vi)_mm256_max_epi32((__m256i)high, _mm256_set1_epi32(f->low));
             high = (vi)_mm256_min_epi32((__m256i)high, _mm256_set1_epi32(f->high));
-            bytes = __builtin_convertvector(high, bytes_of_lanes);
-            memcpy(to + n, &bytes, sizeof bytes);
+            put_bytes(high, to + n);
         }
 #endif
         for (; n < count; n++) {
@@ -1669,7 +2082,8 @@ static void finish_output(const convolution *c, const finishing *f, int pool, vo
         } else {
             float *to = (float *)y + first;
             int relu = f->activation == QRN_RELU, spill = c->w.outputs - o > 1 && (c->w.outputs - o - 1) * size >= LANES;
-            count = gather((const float *)sums + m * stride, c->row, c->out, pool, relu, spill, to);
+            float bias = c->unbiased ? ((const float *)c->w.bias)[m * c->w.outputs + o] : 0.0f;
+            count = gather((const float *)sums + m * stride, c->row, c->out, pool, relu, spill, bias, to);
             if (!relu) unary(f->activation, to, to, count, f->a, f->b);
         }
     }
@@ -1680,6 +2094,83 @@ static convolution fitting(const machine *m, const uint32_t *op) {
     convolution c = conv_of(m->blob, op, 1, LANES);
     return c.scratch <= m->scratch_bytes ? c : conv_of(m->blob, op, 0, LANES);
 }
+
+#if IN_EIGHTS
+/* A convolution by eight products in the lanes of a vector. */
+static void run_eights(const machine *m, const uint32_t *op, const convolution *c, const finishing *f, const void *x, void *y) {
+    int32_t *place = (int32_t *)(void *)(m->scratch + c->places_at), *stored = (int32_t *)(void *)(m->scratch + c->stored_at);
+    int32_t *taps = c->w.starts ? stored : place;
+    size_t per_group = c->w.outputs / c->groups, group_units = c->units / c->groups, width = c->out[1], line = 16 * ((width + 1) / 2);
+    size_t by = op[QRN_CONV_POOL] ? 2 : 1, size = c->out[0] / by * (width / by), row = 8 * c->padded_pitch, n, k, o, b, top;
+    uint8_t *planes = m->scratch + c->planes_at, *rows = NULL, *columns = NULL, *block = m->scratch + c->block_at;
+    float *sums = (float *)(void *)(m->scratch + c->sums_at), *quaternions = sums + 2 * line;
+    float *places = (float *)(void *)(m->scratch + c->ones_at), *of_columns = places + 2 * line; /* bias of each place */
+    const uint32_t *numbers = is_none(op[QRN_CONV_CONSTANT]) ? NULL : (const uint32_t *)at(m, op[QRN_CONV_CONSTANT]);
+    prepare_eights(c, x, (int32_t)op[QRN_CONV_QUANT + QRN_Q_X_ZERO], planes);
+    for (n = 0; n < c->kernel[0]; n++) {
+        for (k = 0; k < c->kernel[1]; k++) {
+            place[n * c->kernel[1] + k] = (int32_t)(8 * place_of(c, n * c->dilation[0], k * c->dilation[1]));
+        }
+    }
+    for (n = c->area; n < c->w.taps; n++) place[n] = place[n - c->area] + (int32_t)(8 * c->plane);
+    place[c->w.taps] = 0;
+    if (numbers) {
+        rows = (uint8_t *)(of_columns + 4 * c->kernel[1]), columns = rows + c->out[0] * c->kernel[0];
+        where_inside(c, 0, rows);
+        where_inside(c, 1, columns);
+    }
+    for (o = 0; o < c->w.outputs; o++) {
+        size_t count = unit_count(&c->w, o), first = o / per_group * group_units * c->plane * 8, step = numbers ? 4 : 0;
+        float bias[8], *to = c->w.pairs ? (float *)(void *)(m->scratch + c->padded_at) : (float *)y + o * size;
+        size_t plane = c->w.pairs ? size : c->w.outputs * size;
+        for (b = 0; b < 8; b++) bias[b] = ((const float *)c->w.bias)[b % 4 * c->w.outputs + o];
+        if (c->w.starts) {
+            stored_taps(&c->w, o, place, stored);
+            stored[count] = 0; /* may have no weight beside it */
+        }
+        if (c->w.pairs) eight_weights_i8((const int8_t *)c->w.values + 4 * first_unit(&c->w, o), count, (int16_t *)(void *)block);
+        else eight_weights(floats_of(&c->w, o, (float *)(void *)(m->scratch + c->units_at)), count, (float *)(void *)block);
+        for (top = 0; top < c->out[0]; top += 2) {
+            int second = top + 1 < c->out[0], relu = f->activation == QRN_RELU;
+            const float *biases[2] = {bias, bias};
+            for (n = 0; numbers && n <= (size_t)second; n++) {
+                const uint8_t *mine = rows + (top + n) * c->kernel[0];
+                biases[n] = places + n * line;
+                if (top + n >= 2 && same(mine, mine - 2 * c->kernel[0], c->kernel[0])) continue; /* there from two rows before */
+                if (c->w.pairs) {
+                    constant_row_i8(c, (const int32_t *)(const void *)numbers + o * 4 * c->area, mine, columns,
+                                    (const int32_t *)(const void *)bias, (int32_t *)(void *)of_columns, (int32_t *)(void *)(places + n * line));
+                } else {
+                    constant_row(c, (const float *)(const void *)numbers + o * 4 * c->area, mine, columns, bias, of_columns, places + n * line);
+                }
+            }
+            if (c->w.pairs) {
+                const int32_t *s = (const int32_t *)(const void *)sums, *first_bias = (const int32_t *)(const void *)biases[0];
+                const int32_t *second_bias = (const int32_t *)(const void *)biases[1];
+                sum_pairs((const int16_t *)(const void *)planes + first + top * row, row, second, taps, (const int16_t *)(const void *)block,
+                          (count + 1) / 2, width, (int32_t *)(void *)sums);
+                for (n = 0; n < (by == 2 || !second ? 1 : 2); n++, to += width / by) {
+                    finish_whole(s + n * line, width, n ? second_bias : first_bias, second_bias, step, by == 2, 0, (int32_t *)(void *)quaternions);
+                    quaternions_to_planes(quaternions, width / by, to, plane);
+                }
+                continue;
+            }
+            sum_floats((const float *)(const void *)planes + first + top * row, row, second, taps, (const float *)(const void *)block, count,
+                       width, sums);
+            for (n = 0; n < (by == 2 || !second ? 1 : 2); n++, to += width / by) {
+                finish_floats(sums + 8 * n * width, width, biases[n], biases[1], step, by == 2, relu, quaternions);
+                quaternions_to_planes(quaternions, width / by, to, plane);
+                for (b = 0; !relu && f->activation != QRN_IDENTITY && b < 4; b++) {
+                    unary(f->activation, to + b * plane, to + b * plane, width / by, f->a, f->b);
+                }
+            }
+        }
+        for (b = 0; c->w.pairs && b < 4; b++) {
+            finish_i8(f, (const int32_t *)(const void *)(m->scratch + c->padded_at) + b * size, size, o, (b * c->w.outputs + o) * size, y);
+        }
+    }
+}
+#endif
 
 static int run_conv(const machine *m, const uint32_t *op) {
     convolution c = LANES == 1 ? conv_of(m->blob, op, 0, 1) : fitting(m, op); /* without vectors there is one: no copy of it */
@@ -1695,6 +2186,12 @@ static int run_conv(const machine *m, const uint32_t *op) {
     const float *planes = c.in_place ? (const float *)x : (const float *)(const void *)(m->scratch + c.planes_at);
     size_t per_group = c.w.outputs / c.groups, group_units = c.units / c.groups, height = c.out[0], top, n, k, g, o;
     if (c.scratch > m->scratch_bytes) return QRN_ARENA_TOO_SMALL;
+#if IN_EIGHTS
+    if (c.eights) {
+        run_eights(m, op, &c, &f, x, y);
+        return 0;
+    }
+#endif
     if (!c.in_place && OF_I8(c.w.pairs)) {
         prepare_pairs(&c, (const int8_t *)x, (int32_t)op[QRN_CONV_QUANT + QRN_Q_X_ZERO],
                       (int32_t *)(void *)(m->scratch + c.planes_at), (int32_t *)(void *)(m->scratch + c.padded_at));
@@ -1761,6 +2258,9 @@ static int run_conv(const machine *m, const uint32_t *op) {
                     } else {
                         const float *w = floats_of(&c.w, o, units);
                         if (c.w.components == 1) real_output(&c, source, taps, w, count, bias[0], sums);
+#if IN_EIGHTS
+                        else if (c.unbiased) few_parts_output(&c, source, taps, w, count, (float *)(void *)(m->scratch + c.block_at), sums);
+#endif
                         else quaternion_output(&c, source, taps, w, count, bias, sums);
                     }
                 }
@@ -1946,10 +2446,38 @@ static void arrange(int32_t r, int32_t i, int32_t j, int32_t k, int32_t *to) {
     to[6] = pair(k, j), to[7] = pair(-i, r);
 }
 
-KERNEL void quaternion_dot_i8(const int32_t *x, const int32_t *place, const int8_t *w, size_t count, int32_t zero, int32_t *y) {
+#if LANES == 8
+/* Of eight quaternions that lie in planes. */
+INLINE void arrange_eight(const int8_t *const *part, size_t at, int16_t zero, int32_t *to) {
+    shorts r = widened_shorts(part[0] + at, zero), i = widened_shorts(part[1] + at, zero);
+    shorts j = widened_shorts(part[2] + at, zero), k = widened_shorts(part[3] + at, zero);
+    shorts first[8] = {r, -i, -j, -k, i, r, k, -j}, second[8] = {j, -k, r, i, k, j, -i, r}, turned[8], turned2[8];
     size_t n;
+    turn_shorts(first, turned);
+    turn_shorts(second, turned2);
+    for (n = 0; n < 8; n++) {
+        memcpy(to + 8 * n, turned + n, 16);
+        memcpy(to + 8 * n + 4, turned2 + n, 16);
+    }
+}
+#endif
+
+KERNEL void quaternion_dot_i8(const int32_t *x, const int32_t *place, const int8_t *w, size_t count, int32_t zero, int32_t *y) {
+    size_t n = 0;
     int m;
     (void)zero;
+#if LANES == 8
+    vi four_sums[4] = {{0}, {0}, {0}, {0}};
+    for (; n + 4 <= count; n += 4, w += 16) {
+        const int32_t *p = x + 8 * (place ? (size_t)place[n] : n), *q = x + 8 * (place ? (size_t)place[n + 1] : n + 1);
+        const int32_t *r = x + 8 * (place ? (size_t)place[n + 2] : n + 2), *s = x + 8 * (place ? (size_t)place[n + 3] : n + 3);
+        __m256i all = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)w));
+        four_sums[0] = add_pairs(four_sums[0], load_i(p), (vi)_mm256_permute4x64_epi64(all, 0x00));
+        four_sums[1] = add_pairs(four_sums[1], load_i(q), (vi)_mm256_permute4x64_epi64(all, 0x55));
+        four_sums[2] = add_pairs(four_sums[2], load_i(r), (vi)_mm256_permute4x64_epi64(all, 0xaa));
+        four_sums[3] = add_pairs(four_sums[3], load_i(s), (vi)_mm256_permute4x64_epi64(all, 0xff));
+    }
+#endif
 #if LANES > 1
     enum { PARTS = 8 / LANES };
     typedef int64_t wide __attribute__((vector_size(4 * LANES)));
@@ -1957,7 +2485,10 @@ KERNEL void quaternion_dot_i8(const int32_t *x, const int32_t *place, const int8
     typedef int16_t s4 __attribute__((vector_size(8)));
     vi sum[PARTS] = {{0}};
     int32_t lanes[8];
-    for (n = 0; n < count; n++, w += 4) {
+#if LANES == 8
+    sum[0] = (four_sums[0] + four_sums[1]) + (four_sums[2] + four_sums[3]);
+#endif
+    for (; n < count; n++, w += 4) {
         const int32_t *p = x + 8 * (place ? (size_t)place[n] : n);
         int64_t four;
         b4 bytes;
@@ -1973,7 +2504,7 @@ KERNEL void quaternion_dot_i8(const int32_t *x, const int32_t *place, const int8
     for (m = 0; m < 4; m++) y[m] = lanes[2 * m] + lanes[2 * m + 1];
 #else
     y[0] = y[1] = y[2] = y[3] = 0;
-    for (n = 0; n < count; n++, w += 4) {
+    for (; n < count; n++, w += 4) {
         const int32_t *p = x + 8 * (place ? (size_t)place[n] : n);
         int32_t first = pair(w[0], w[1]), second = pair(w[2], w[3]);
         for (m = 0; m < 4; m++) y[m] = add_pairs(add_pairs(y[m], p[2 * m], first), p[2 * m + 1], second);
@@ -2015,7 +2546,11 @@ static void linear_row_i8(const weights *w, const linear_plan *p, uint8_t *scrat
             part[m] = parts >> m & 1 ? x : NULL;
             if (part[m]) x += channels;
         }
-        for (n = 0; n < channels; n++) {
+        n = 0;
+#if LANES == 8
+        for (; parts == 15 && n + 8 <= channels; n += 8) arrange_eight(part, n, (int16_t)zero, pairs + 8 * n);
+#endif
+        for (; n < channels; n++) {
             int32_t q[4];
             for (m = 0; m < 4; m++) q[m] = part[m] ? part[m][n] - zero : 0;
             arrange(q[0], q[1], q[2], q[3], pairs + 8 * n);
@@ -2304,8 +2839,16 @@ static void run_quantize(const machine *m, const uint32_t *op) {
     const float *x = (const float *)at(m, op[QRN_QUANTIZE_X]);
     int8_t *y = (int8_t *)out_at(m, op[QRN_QUANTIZE_Y]);
     float inverse = 1.0f / as_float(op[QRN_QUANTIZE_SCALE]), zero = (float)(int32_t)op[QRN_QUANTIZE_ZERO];
-    size_t n;
-    for (n = 0; n < op[QRN_QUANTIZE_COUNT]; n++) {
+    size_t n = 0;
+#if LANES == 8
+    for (; n + 8 <= op[QRN_QUANTIZE_COUNT]; n += 8) {
+        vf value = load(x + n) * inverse + zero;
+        vf half = (vf)(((vi)(value < (vf){0}) & (vi)splat(-1.0f)) | ((vi)(value >= (vf){0}) & (vi)splat(1.0f))) * 0.5f;
+        value = maximum(value + half, splat(-128.0f)); /* what is no number, too */
+        put_bytes((vi)_mm256_cvttps_epi32(_mm256_min_ps((__m256)value, (__m256)splat(127.0f))), y + n);
+    }
+#endif
+    for (; n < op[QRN_QUANTIZE_COUNT]; n++) {
         float value = x[n] * inverse + zero;
         y[n] = (int8_t)(!(value > -128.0f) ? -128 : value > 127.0f ? 127 : (int32_t)(value + (value < 0 ? -0.5f : 0.5f)));
     }
