@@ -18,16 +18,17 @@ def dying(name: str) -> nn.Module:
     """A network with statistics as after training, and a third of its neurons dead: half of those with a β left."""
     torch.manual_seed(1)
     network = normed(name)
-    for layer in network.modules():
-        if isinstance(layer, (qnn.QBatchNorm2d, nn.BatchNorm2d)):
-            numbers = (layer.running_mean, layer.running_var, layer.weight, layer.bias)
-            mean, var, scale, shift = (t for t in numbers if t is not None)
-            mean.normal_(0, 0.1)
-            var.uniform_(0.5, 2)
-            scale.uniform_(0.5, 1.5)
-            shift.normal_(0, 0.3)
-            scale[::3] = 0
-            shift[..., ::6] = 0
+    norms = [layer for layer in network.modules() if isinstance(layer, (qnn.QBatchNorm2d, nn.BatchNorm2d))]
+    for layer in norms:
+        scale, shift = (t for t in (layer.weight, layer.bias) if t is not None)
+        scale.uniform_(0.5, 1.5)
+        shift.normal_(0, 0.3)
+        scale[::3] = 0
+        shift[..., ::6] = 0
+        layer.momentum = 1.0  # the statistics of one batch, so that something of the image reaches the end
+    network.train()(images_for(name, 16))
+    for layer in norms:
+        layer.momentum = 0.1
     return network.eval()
 
 
