@@ -54,9 +54,11 @@ coverage: $(DEVELOP) chromium clang arm
 bench: $(DEVELOP)
 	$(BIN)/python benchmarks/layers.py --json benchmarks/layers.json
 	$(BIN)/python benchmarks/runtime.py --json benchmarks/runtime.json
+	$(BIN)/python benchmarks/runtime_avx2.py --json benchmarks/runtime_avx2.json
 	$(BIN)/python benchmarks/chart.py
 	$(BIN)/python benchmarks/training.py --json benchmarks/training.json
-	$(BIN)/python benchmarks/compare.py benchmarks/layers.json benchmarks/training.json benchmarks/runtime.json
+	$(BIN)/python benchmarks/compare.py benchmarks/layers.json benchmarks/training.json \
+		benchmarks/runtime.json benchmarks/runtime_avx2.json
 
 .PHONY: graph
 graph: $(DEVELOP)

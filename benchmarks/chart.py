@@ -1,5 +1,5 @@
 """Draw ``docs/speed.svg`` and ``docs/widths.svg`` from ``benchmarks/layers.json``, ``docs/size.svg`` from runs of
-``quern compress``, and ``docs/runtime.svg`` from ``benchmarks/runtime.json``."""
+``quern compress``, and ``docs/runtime.svg`` from ``benchmarks/runtime_avx2.json``."""
 
 import json
 import math
@@ -153,7 +153,7 @@ def widths() -> None:
 
 def runtime() -> None:
     """Time against the share of quaternions that are not zero: a line through the origin is the goal."""
-    rows = json.loads((ROOT / "benchmarks/runtime.json").read_text())["rows"]
+    rows = json.loads((ROOT / "benchmarks/runtime_avx2.json").read_text())["rows"]
     rows = [row for row in rows if row["what"].startswith("CIFAR-10 at ")]
     left, top, wide, high = 60, 40, 520, 260
     most = 0.25 * math.ceil(max(row["onnxruntime_ms"] for row in rows) / 0.25)

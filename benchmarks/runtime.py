@@ -7,8 +7,8 @@ run the same image in turns, and the ratio of the medians is printed with its ta
 a call, as onnxruntime's time for a call from Python is small beside its own; both have their files in memory. Zeros
 are at random places, but for networks that were trained: those have two rows, one against their own ONNX file, without
 the neurons that died, and one against that of the dense network they come from, and the accuracy of both packed
-files on all test images. The rows of CIFAR-10 from 5 to 100 % are drawn by ``benchmarks/chart.py`` as
-docs/runtime.svg.
+files on all test images. Of ``benchmarks/runtime_avx2.py``, the rows of CIFAR-10 from 5 to 100 % are drawn by
+``benchmarks/chart.py`` as docs/runtime.svg.
 """
 
 import tempfile

@@ -9,10 +9,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_page_has_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["runtime", "runtime_avx2"])
+def test_the_page_has_the_record(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")  # as for a script
     table = importlib.import_module("benchmarks.runtime").table
-    record = json.loads((ROOT / "benchmarks" / "runtime.json").read_text())
+    record = json.loads((ROOT / "benchmarks" / f"{name}.json").read_text())
     assert table(record["rows"]) in (ROOT / "docs" / "runtime.md").read_text()
     library, *rows = record["rows"]
     assert library["quern"] <= 100 * 1024 < library["baseline"]
