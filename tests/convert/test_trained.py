@@ -282,3 +282,12 @@ def test_kept_columns_follow_what_is_joined() -> None:
     assert any("head stays real, its columns" in note for note in done.notes)
     with pytest.raises(ConversionError, match="stays real, but is given channels in another order"):
         quern.quaternionize(Joined(nn.BatchNorm1d), keep="head", example=x, trained=True)
+
+
+def test_weights_that_are_no_numbers_are_refused() -> None:
+    last = nn.Linear(16, 8)
+    network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), last)
+    with torch.no_grad():
+        last.weight[0, 0] = float("nan")
+    with pytest.raises(ConversionError, match="weights that are not finite: load those of a training that went well"):
+        quern.quaternionize(network, trained=True, example=torch.randn(2, 8))

@@ -75,6 +75,11 @@ def carry(
     """Give every new layer of ``pairs``, (old, new) by name, the nearest weights to those of the old. ``kept`` are the
     layers that stay; of those only what they are given may come in another order."""
     done = Carried()
+    for name, (old, _) in pairs.items():
+        if not all(p.isfinite().all() for p in old.parameters()):
+            done.problems.append(("weights that are not finite: load those of a training that went well", name))
+    if done.problems:
+        return done
     groups = _Groups(network, pairs, done.notes, example)
     groups.search()
     if groups.moved:
