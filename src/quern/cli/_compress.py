@@ -131,7 +131,9 @@ def compress(
     ] = 0.0,
     teacher: Annotated[
         str | None,
-        of_phases(help="A trained network that teaches both: a run's folder, a file, or package.module:function."),
+        of_phases(
+            help="A trained network that teaches both: a run's folder, a file, zoo:NAME, or package.module:function."
+        ),
     ] = None,
     from_scratch: Annotated[
         bool,

@@ -147,10 +147,7 @@ class _QConv(QConvolution):
         self._set_channels(in_channels, out_channels, groups, input_parts, bias, device=device, dtype=dtype)
 
     def forward(self, input: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        padding = self.padding
-        if self.padding_mode != "zeros":
-            input = TF.pad(input, self._both_sides(), mode=self.padding_mode)
-            padding = 0
+        input, padding = self._padded(input)
         y = F.conv(
             input,
             self.weight,
@@ -166,6 +163,12 @@ class _QConv(QConvolution):
             return y
         ones = self._ones_like(input)
         return y + F.conv(ones, self.constant, None, self.stride, padding, self.dilation, input_parts="r")
+
+    def _padded(self, input: Tensor) -> tuple[Tensor, tuple[int, ...] | str | int]:
+        """The input, padded if it is not by zeros, and what the convolution itself has to pad."""
+        if self.padding_mode == "zeros":
+            return input, self.padding
+        return TF.pad(input, self._both_sides(), mode=self.padding_mode), 0
 
     def _both_sides(self) -> list[int]:
         """``torch.nn.functional.pad``'s list: last axis first, near side before far side."""
@@ -301,10 +304,7 @@ class SplitConv2d(_QConv):
             nn.init.zeros_(self.bias)
 
     def forward(self, input: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        padding = self.padding
-        if self.padding_mode != "zeros":
-            input = TF.pad(input, self._both_sides(), mode=self.padding_mode)
-            padding = 0
+        input, padding = self._padded(input)
         return F.split_conv2d(input, self.weight, self.bias, self.stride, padding, self.dilation)
 
 

@@ -16,26 +16,6 @@ from quern.train._settings import Settings
 from quern.train._task import Loss, MetricFunction, Task, evaluate, task_of
 
 __all__ = ["NAMES", "Epoch", "Grinding", "Loaders", "Phase", "Result", "Settings", "Source", "Steer"]
-__all__ += [
-    "Stopped",
-    "Watcher",
-    "augment",
-    "check_compacts",
-    "check_fits",
-    "check_teaches",
-    "derived_seed",
-    "evaluate",
-    "find_device",
-]
-__all__ += [
-    "Loss",
-    "MetricFunction",
-    "Task",
-    "as_arguments",
-    "changed",
-    "first",
-    "fit",
-    "held_out",
-    "source",
-    "task_of",
-]
+__all__ += ["Stopped", "Watcher", "augment", "check_compacts", "check_fits", "check_teaches", "derived_seed"]
+__all__ += ["Loss", "MetricFunction", "Task", "as_arguments", "changed", "evaluate", "find_device", "first", "fit"]
+__all__ += ["held_out", "source", "task_of"]
