@@ -119,15 +119,20 @@ def test_tables_of_torch(max_norm: float | None) -> None:
 def geometries(draw: Any) -> tuple[Callable[[], nn.Module], tuple[int, ...]]:
     """A convolution of any kind, and the shape of an input that it takes."""
     space = draw(st.integers(1, 2))
-    quaternion, transposed = draw(st.booleans()), draw(st.booleans())
+    depthwise = draw(st.integers(0, 3)) == 0
+    quaternion, transposed = (not depthwise and draw(st.booleans()) for _ in range(2))
     parts = draw(st.sampled_from(["rijk", "rijk", "r", "ijk", "ik"])) if quaternion and not transposed else "rijk"
     groups = draw(st.sampled_from([1, 1, 2, 3]))
     unit = len(parts) if quaternion else 1
     ins, outs = (groups * draw(st.integers(1, 5)) for _ in range(2))
     kernel, stride = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     dilation = draw(st.integers(1, 2))
+    if depthwise:  # and so that it has a kernel of its own
+        groups = ins = draw(st.integers(1, 5))
+        outs, kernel, dilation = ins * draw(st.integers(1, 2)), 3, 1
+        stride = draw(st.sampled_from([1, 1, 2]))
     padding = draw(st.integers(0, dilation * (kernel - 1) if transposed else 3))
-    sizes = [draw(st.integers(1, 17)) for _ in range(space)]
+    sizes = [draw(st.integers(1, 19)) for _ in range(space)]
     reach = dilation * (kernel - 1) + 1
     if not transposed:
         sizes = [max(n, reach - 2 * padding, 1) for n in sizes]

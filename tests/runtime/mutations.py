@@ -265,6 +265,7 @@ def _networks() -> Iterator[tuple[nn.Module, tuple[Tensor, ...]]]:
         _constant(),
         qnn.QConvTranspose2d(8, 8, 3, stride=2, padding=1, output_padding=1),
         nn.Conv2d(8, 12, 3, padding=1),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8),
         nn.Conv2d(8, 8, 3, padding=2, stride=2, groups=8),
         nn.Conv2d(8, 8, 5, padding=(0, 2)),
         nn.ConvTranspose2d(8, 6, 3, stride=3, groups=2),

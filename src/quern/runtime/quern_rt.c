@@ -518,11 +518,12 @@ typedef struct {
     size_t channels, groups, area, kernel[2], stride[2], dilation[2], stuffing[2], padding[2], size[2];
     size_t used[2]; /* rows and columns of the input that are looked at */
     size_t parts; /* components of the input, a bit each */
-    size_t sets, units, pitch, plane;       /* of the planes that are multiplied */
+    size_t sets, units, pitch, plane; /* of the planes that are multiplied, which are those of one group */
+    size_t set; /* numbers from one set of them to the next */
     size_t padded, padded_pitch, rows;      /* of a plane with its borders; rows of one phase of it */
     size_t out[2], vectors, row; /* positions; vectors of them; numbers from row to row of the results */
     size_t strip;                /* so many rows of all outputs are made before the next ones */
-    int by_rows, in_place, gathered, eights, whole, unbiased; /* eights: the lanes of a vector are eight products; */ /* whole: eight products a quaternion for a block of outputs at once, or a block of real outputs */
+    int by_rows, in_place, gathered, nine, eights, whole, unbiased; /* eights: the lanes of a vector are eight products; */ /* whole: eight products a quaternion for a block of outputs at once, or a block of real outputs */
     size_t planes_at, padded_at, places_at, stored_at, kernel_at, ones_at, units_at, sums_at, block_at, scratch;
 } convolution;
 
@@ -530,6 +531,7 @@ typedef struct {
 enum { MAX_WHOLE_I8 = 4096 };
 enum { GATHER = 8 };           /* products that a vector of a gathered plane costs */
 enum { MAX_PLANES = 1 << 28 }; /* numbers in the planes of a convolution */
+enum { SHARE = 32 };           /* of a row of the input, where it is taken in parts */
 
 /* Vectors of so many numbers, for LANES lanes or one. */
 INLINE size_t vectors_of(size_t count, size_t lanes) { return lanes == LANES ? (count + LANES - 1) / LANES : count; }
@@ -567,10 +569,11 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     taps = c.w.taps;
     if (pairs) {
         c.sets = c.w.components == 4 && c.parts > 3 && (lanes == 1 || !IN_BYTES) ? 2 : 1;
-        c.units = c.w.components == 4 ? c.channels : c.groups * ((c.channels / c.groups + 1) / 2);
+        c.units = c.channels / c.groups;
+        if (c.w.components == 1) c.units = (c.units + 1) / 2;
     } else {
         c.sets = c.w.components == 1 || c.parts == 1 ? 1 : c.parts == 14 ? 3 : 4;
-        c.units = c.channels;
+        c.units = c.channels / c.groups;
     }
     flat = vectors_of((c.out[0] - 1) * c.pitch + c.out[1], lanes);
     rows = c.out[0] * vectors_of(c.out[1], lanes);
@@ -586,15 +589,15 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     c.whole = !c.eights && fast && lanes > 1 && c.vectors > 1 && c.w.outputs / c.groups > 1 && (!c.w.starts || (!pairs && 3 * stored > 2 * c.w.outputs * taps)) &&
               (c.w.components == 1 || (c.parts == 15 && (!pairs || (!IN_BYTES && !IN_EIGHTS && taps <= MAX_WHOLE_I8))));
     if (c.whole && pairs && c.w.components == 4) { /* two channels to a pair, not two components */
-        c.units = c.groups * ((c.channels / c.groups + 1) / 2);
-        taps = c.units / c.groups * c.area;
+        c.units = (c.channels / c.groups + 1) / 2;
+        taps = c.units * c.area;
     }
     if (c.whole && c.w.components == 4) c.sets = 8;
     c.unbiased = !pairs && (c.w.components == 1 ? c.whole : IN_EIGHTS && (c.sets == 1 || (c.sets == 3 && fast)));
     dense = vectors_of(c.out[0] * c.out[1], lanes);
     products = c.whole ? (c.w.components == 4 ? 8u : 1u) * c.w.outputs * taps : stored * c.w.components * c.sets;
     columns = c.kernel[1] * c.stride[0] * phase[0] * c.out[1];
-    c.gathered = !c.eights && fast && lanes > 1 && products * (c.vectors - smaller(dense, c.vectors)) > GATHER * c.sets * c.units * vectors_of(columns, lanes) &&
+    c.gathered = !c.eights && fast && lanes > 1 && products * (c.vectors - smaller(dense, c.vectors)) > GATHER * c.groups * c.sets * c.units * vectors_of(columns, lanes) &&
                  ((uint64_t)c.sets * c.units + 1) * columns <= MAX_PLANES;
     c.padded = c.plane;
     c.padded_pitch = c.pitch;
@@ -605,20 +608,22 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
         c.row = c.pitch = c.out[1];
         c.plane = columns;
     }
-    c.in_place = !c.gathered && !c.eights && !pairs && c.sets < 8 && !constant && (c.sets != 4 || c.parts == 15);
+    c.in_place = !c.gathered && !c.eights && !pairs && !constant && (c.sets != 4 || c.parts == 15);
     for (axis = 0; axis < 2; axis++) { /* nothing before the input, in it or behind it */
         c.in_place = c.in_place && c.stride[axis] == 1 && c.stuffing[axis] == 1 && c.padding[axis] == 0 && phase[axis] == c.size[axis];
     }
+    c.nine = lanes > 1 && !c.w.starts && !c.gathered && c.w.components == 1 && taps == 9 && c.channels == c.groups && plain(&c) &&
+             c.kernel[0] == 3 && c.dilation[0] == 1 && c.dilation[1] == 1;
     if (c.eights) {
         size_t row = 16 * ((c.out[1] + 1) / 2), size = op[QRN_CONV_POOL] ? c.out[0] * c.out[1] / 4 : c.out[0] * c.out[1];
         size_t around = 0;
-        c.units = c.channels;
+        c.units = c.channels / c.groups;
         if (plain(&c)) { /* rows and planes share their borders */
             c.padded_pitch = c.used[1] + larger(c.padding[1], phase[1] - c.padding[1] - c.used[1]);
             c.plane = c.padded = (c.used[0] + larger(c.padding[0], phase[0] - c.padding[0] - c.used[0])) * c.padded_pitch;
             around = c.padding[0] * c.padded_pitch + c.padding[1];
         }
-        c.planes_at = reserve(&used, lanes, (pairs ? 16 : 32) * (c.units * c.plane + around + 2));
+        c.planes_at = reserve(&used, lanes, (pairs ? 16 : 32) * (c.channels * c.plane + around + 2));
         c.kernel_at = reserve(&used, lanes, 4 * c.area);
         c.places_at = reserve(&used, lanes, 4 * (taps + 1));
         c.stored_at = reserve(&used, lanes, c.w.starts ? 4 * (taps + 1) : 0);
@@ -630,7 +635,9 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
         c.scratch = used;
         return c;
     }
-    c.planes_at = c.in_place ? 0 : reserve(&used, lanes, 4 * (c.sets * c.units * c.plane + lanes));
+    c.set = (c.in_place && c.sets < 8 ? c.channels : c.units) * c.plane;
+    /* Where the input can be multiplied as it lies, sums and differences of its components are made alone. */
+    c.planes_at = c.in_place && c.sets < 8 ? 0 : reserve(&used, lanes, 4 * ((c.in_place ? 4 : c.sets) * c.set + lanes));
     c.padded_at = c.gathered ? reserve(&used, lanes, 4 * (c.padded + lanes)) : 0;
     c.ones_at = constant ? reserve(&used, lanes, 4 * (c.plane + lanes)) : 0;
     c.kernel_at = reserve(&used, lanes, 4 * c.area);
@@ -663,49 +670,86 @@ INLINE void copy_row(const float *x, size_t count, float *y) {
 
 /* Where in a plane the first tap of the kernel meets row y, column x of the padded input. */
 INLINE size_t place_of(const convolution *c, size_t y, size_t x) {
-    size_t phase;
-    if (c->stride[0] == 1 && c->stride[1] == 1) return y * c->padded_pitch + x; /* no divisions */
-    phase = y % c->stride[0] * c->stride[1] + x % c->stride[1];
-    return phase * (c->padded / (c->stride[0] * c->stride[1])) + y / c->stride[0] * c->padded_pitch + x / c->stride[1];
+    uint32_t down = (uint32_t)c->stride[0], along = (uint32_t)c->stride[1], row = (uint32_t)y, column = (uint32_t)x;
+    if (down == 1 && along == 1) return y * c->padded_pitch + x; /* no divisions */
+    return ((row % down * along + column % along) * c->rows + row / down) * c->padded_pitch + column / along;
 }
 
-static void pad_floats(const convolution *c, const float *x, float *plane) {
-    size_t y, k, width = c->used[1];
-    memset(plane, 0, 4 * c->padded);
-    for (y = 0; y < c->used[0]; y++, x += c->size[1]) {
-        size_t row = c->padding[0] + y * c->stuffing[0];
-        if (plain(c)) {
-            copy_row(x, width, plane + row * c->padded_pitch + c->padding[1]);
-        } else {
-            for (k = 0; k < width; k++) plane[place_of(c, row, c->padding[1] + k * c->stuffing[1])] = x[k];
+/* Every `step`-th of `count` numbers, the first one included. */
+INLINE void copy_every(const float *x, size_t count, size_t step, float *y) {
+    size_t k = 0;
+#if LANES > 1
+    for (; step == 2 && k + 2 * LANES <= count; k += 2 * LANES, y += LANES) store(y, EVEN(load(x + k), load(x + k + LANES)));
+#endif
+    for (; k < count; k += step) *y++ = x[k];
+}
+
+/* `count` numbers of row `row` of the padded input, of input column `first` on, to their places in a plane. */
+static void put_row(const convolution *c, size_t row, size_t first, const float *x, size_t count, float *plane) {
+    size_t column = c->padding[1] + first * c->stuffing[1], k;
+    if (c->stuffing[1] == 1) {
+        size_t step = c->stride[1], place = place_of(c, row, column), last = step - column % step; /* phase of this row */
+        for (k = 0; k < step && k < count; k++) {
+            if (k == last) place -= step * c->rows * c->padded_pitch - 1;
+            copy_every(x + k, count - k, step, plane + place);
+            place += c->rows * c->padded_pitch;
         }
+    } else {
+        for (k = 0; k < count; k++) plane[place_of(c, row, column + k * c->stuffing[1])] = x[k];
     }
 }
 
-/* Two planes of bytes, either of which may be missing, as one of int16 pairs. */
+static void pad_floats(const convolution *c, const float *x, float *plane) {
+    size_t y, width = c->used[1], pitch = c->padded_pitch;
+    float *to = plane + c->padding[0] * pitch + c->padding[1];
+    memset(plane, 0, 4 * c->padded);
+    for (y = 0; plain(c) && y < c->used[0]; y++, x += c->size[1], to += pitch) copy_row(x, width, to);
+    for (; y < c->used[0]; y++, x += c->size[1]) put_row(c, c->padding[0] + y * c->stuffing[0], 0, x, width, plane);
+}
+
+/* Bytes of two planes, either of which may be missing, as int16 pairs. */
+static void pairs_of_bytes(const int8_t *low, const int8_t *high, int32_t zero, size_t count, int32_t *to) {
+    size_t k = 0;
+#if LANES > 1
+    for (; k + LANES <= count; k += LANES) {
+        vi first = low ? widened(low + k) - zero : (vi){0}, second = high ? widened(high + k) - zero : (vi){0};
+        store_i(to + k, (first & 0xffff) | (second << 16));
+    }
+#endif
+    for (; k < count; k++) to[k] = pair(low ? low[k] - zero : 0, high ? high[k] - zero : 0);
+}
+
+/* Two planes of bytes as one of pairs. */
 static void pad_pairs(const convolution *c, const int8_t *low, const int8_t *high, int32_t zero, int32_t *plane) {
     size_t y, k;
     memset(plane, 0, 4 * c->padded);
     for (y = 0; y < c->used[0]; y++) {
-        size_t row = c->padding[0] + y * c->stuffing[0], n = y * c->size[1];
-        int32_t *to = plane + row * c->padded_pitch + c->padding[1];
-        k = 0;
-#if LANES > 1
-        for (; plain(c) && k + LANES <= c->used[1]; k += LANES, n += LANES) {
-            vi first = low ? widened(low + n) - zero : (vi){0}, second = high ? widened(high + n) - zero : (vi){0};
-            store_i(to + k, (first & 0xffff) | (second << 16));
+        size_t row = c->padding[0] + y * c->stuffing[0], n = y * c->size[1], count;
+        if (plain(c)) {
+            pairs_of_bytes(low ? low + n : NULL, high ? high + n : NULL, zero, c->used[1], plane + row * c->padded_pitch + c->padding[1]);
+            continue;
         }
-#endif
-        for (; k < c->used[1]; k++, n++) {
-            int32_t value = pair(low ? low[n] - zero : 0, high ? high[n] - zero : 0);
-            if (plain(c)) {
-                to[k] = value;
-            } else {
-                plane[place_of(c, row, c->padding[1] + k * c->stuffing[1])] = value;
-            }
+        for (k = 0; k < c->used[1]; k += count) {
+            int32_t pairs[SHARE];
+            count = smaller(SHARE, c->used[1] - k);
+            pairs_of_bytes(low ? low + n + k : NULL, high ? high + n + k : NULL, zero, count, pairs);
+            put_row(c, row, k, (const float *)(const void *)pairs, count, (float *)(void *)plane);
         }
     }
 }
+
+#if LANES > 1
+/* A plane of bytes as floats, whose sums of nine products are whole numbers without rounding. */
+static void pad_bytes(const convolution *c, const int8_t *x, int32_t zero, float *plane) {
+    size_t y, k;
+    memset(plane, 0, 4 * c->padded);
+    for (y = 0; y < c->used[0]; y++, x += c->size[1]) {
+        float *to = plane + (c->padding[0] + y) * c->padded_pitch + c->padding[1];
+        for (k = 0; k + LANES <= c->used[1]; k += LANES) store(to + k, __builtin_convertvector(widened(x + k) - zero, vf));
+        for (; k < c->used[1]; k++) to[k] = (float)(x[k] - zero);
+    }
+}
+#endif
 
 /* For each column of the kernel (and each phase of rows) the numbers that it meets, of a plane with its borders: rows of the
  * results' width, one after the other, so that a row of the kernel is a shift. */
@@ -721,34 +765,39 @@ static void gather_columns(const convolution *c, const void *from, void *to) {
     }
 }
 
-static void prepare_floats(const convolution *c, const float *x, float *planes, float *padded) {
-    size_t part, set = 0, n, size = c->size[0] * c->size[1], count = c->units * c->plane;
-    float *first = c->sets == 8 ? planes + 4 * count : planes; /* sums and differences of components come before them */
-    for (part = 0; part < c->w.components; part++) {
+/* The planes of group g. */
+static void prepare_floats(const convolution *c, const float *x, size_t g, float *planes, float *padded) {
+    size_t part, set = 0, n, size = c->size[0] * c->size[1], step = c->channels * size;
+    float *first = c->sets == 8 ? planes + 4 * c->set : planes; /* sums and differences of components come before them */
+    x += g * c->units * size;
+    for (part = 0; part < c->w.components && !c->in_place; part++) {
         if (c->parts >> part & 1) {
-            for (n = 0; n < c->units; n++, x += size) {
-                float *plane = first + set * count + n * c->plane;
-                pad_floats(c, x, c->gathered ? padded : plane);
+            for (n = 0; n < c->units; n++) {
+                float *plane = first + set * c->set + n * c->plane;
+                pad_floats(c, x + n * size, c->gathered ? padded : plane);
                 if (c->gathered) gather_columns(c, padded, plane);
             }
+            x += step;
             set++;
         } else if (c->sets >= 4) {
-            memset(first + set * count, 0, 4 * count);
+            memset(first + set * c->set, 0, 4 * c->set);
             set++;
         }
     }
     if (c->sets == 8) {
-        for (n = 0; n < count; n += LANES) { /* the last vector may overlap the one before */
-            size_t k = smaller(n, count - LANES);
-            vf r = load(first + k), i = load(first + count + k), j = load(first + 2 * count + k), q = load(first + 3 * count + k);
+        const float *from = c->in_place ? x : first;
+        size_t each = c->in_place ? step : c->set;
+        for (n = 0; n < c->set; n += LANES) { /* the last vector may overlap the one before */
+            size_t k = smaller(n, c->set - LANES);
+            vf r = load(from + k), i = load(from + each + k), j = load(from + 2 * each + k), q = load(from + 3 * each + k);
             vf s = r + i, d = r - i, t = j + q, e = j - q;
             store(planes + k, s + t);
-            store(planes + count + k, d + e);
-            store(planes + 2 * count + k, s - t);
-            store(planes + 3 * count + k, d - e);
+            store(planes + c->set + k, d + e);
+            store(planes + 2 * c->set + k, s - t);
+            store(planes + 3 * c->set + k, d - e);
         }
     }
-    memset(planes + c->sets * count, 0, 4 * LANES);
+    memset(planes + (c->in_place ? 4 : c->sets) * c->set, 0, 4 * LANES);
 }
 
 static void prepare_pair(const convolution *c, const int8_t *low, const int8_t *high, int32_t zero, int32_t *plane,
@@ -808,9 +857,10 @@ static void quaternion_words(const int8_t *x, size_t step, size_t parts, int32_t
     }
 }
 
-static void prepare_bytes(const convolution *c, const int8_t *x, int32_t zero, int32_t *planes, int32_t *padded) {
+static void prepare_bytes(const convolution *c, const int8_t *x, size_t g, int32_t zero, int32_t *planes, int32_t *padded) {
     size_t size = c->size[0] * c->size[1], n, k, y, left;
     int32_t nothing = (int32_t)((uint32_t)(zero + 128) * 0x01010101u);
+    x += g * c->units * size;
     for (n = 0; n < c->units; n++, planes += c->plane) {
         int32_t *plane = c->gathered ? padded : planes;
         for (k = 0; k < c->padded; k++) plane[k] = nothing;
@@ -820,11 +870,11 @@ static void prepare_bytes(const convolution *c, const int8_t *x, int32_t zero, i
                 quaternion_words(x, c->channels * size, c->parts, zero, c->used[1], plane + row * c->padded_pitch + c->padding[1]);
                 continue;
             }
-            for (left = 0; left < c->used[1]; left += 32) {
-                int32_t words[32];
-                size_t width = smaller(32, c->used[1] - left);
+            for (left = 0; left < c->used[1]; left += SHARE) {
+                int32_t words[SHARE];
+                size_t width = smaller(SHARE, c->used[1] - left);
                 quaternion_words(x + left, c->channels * size, c->parts, zero, width, words);
-                for (k = 0; k < width; k++) plane[place_of(c, row, c->padding[1] + (left + k) * c->stuffing[1])] = words[k];
+                put_row(c, row, left, (const float *)(const void *)words, width, (float *)(void *)plane);
             }
         }
         x += size - c->used[0] * c->size[1];
@@ -850,52 +900,46 @@ static void transform_pairs(int32_t *planes, size_t count) {
 }
 #endif
 
-static void prepare_pairs(const convolution *c, const int8_t *x, int32_t zero, int32_t *planes, int32_t *padded) {
-    size_t size = c->size[0] * c->size[1], n, g, set;
+/* The planes of group g. */
+static void prepare_pairs(const convolution *c, const int8_t *x, size_t g, int32_t zero, int32_t *planes, int32_t *padded) {
+    size_t size = c->size[0] * c->size[1], channels = c->channels / c->groups, n, set;
 #if IN_BYTES
     if (c->w.components == 4) {
-        prepare_bytes(c, x, zero, planes, padded);
-        return;
-    }
-#elif LANES > 1
-    if (c->sets == 8) {
-        size_t per_group = c->channels / c->groups;
-        int32_t *to = planes + 4 * c->units * c->plane;
-        for (set = 0; set < 4; set++) {
-            for (g = 0; g < c->groups; g++) {
-                for (n = 0; n < per_group; n += 2, to += c->plane) {
-                    const int8_t *low = x + ((set * c->groups + g) * per_group + n) * size;
-                    prepare_pair(c, low, n + 1 < per_group ? low + size : NULL, zero, to, padded);
-                }
-            }
-        }
-        transform_pairs(planes, c->units * c->plane);
-        memset(to, 0, 4 * LANES);
+        prepare_bytes(c, x, g, zero, planes, padded);
         return;
     }
 #endif
-    if (c->w.components == 1) {
-        size_t per_group = c->channels / c->groups;
-        for (g = 0; g < c->groups; g++) {
-            for (n = 0; n < per_group; n += 2, planes += c->plane) {
-                const int8_t *low = x + (g * per_group + n) * size;
-                prepare_pair(c, low, n + 1 < per_group ? low + size : NULL, zero, planes, padded);
+    x += g * channels * size;
+#if LANES > 1
+    if (c->nine) {
+        pad_bytes(c, x, zero, (float *)(void *)planes);
+    } else
+#endif
+    if (c->w.components == 1 || c->sets == 8) { /* two channels to a pair */
+        int32_t *to = c->sets == 8 ? planes + 4 * c->set : planes;
+        for (set = 0; set < c->w.components; set++) {
+            const int8_t *low = x + set * c->channels * size;
+            for (n = 0; n < channels; n += 2, low += 2 * size, to += c->plane) {
+                prepare_pair(c, low, n + 1 < channels ? low + size : NULL, zero, to, padded);
             }
         }
-    } else {
+#if LANES > 1 && !IN_BYTES
+        if (c->sets == 8) transform_pairs(planes, c->set);
+#endif
+    } else { /* two components */
         const int8_t *part[4];
         for (n = 0; n < 4; n++) {
             part[n] = c->parts >> n & 1 ? x : NULL;
             if (part[n]) x += c->channels * size;
         }
         for (set = 0; set < c->sets; set++) {
-            for (n = 0; n < c->channels; n++, planes += c->plane) {
+            for (n = 0; n < channels; n++) {
                 const int8_t *low = part[2 * set], *high = part[2 * set + 1];
-                prepare_pair(c, low ? low + n * size : NULL, high ? high + n * size : NULL, zero, planes, padded);
+                prepare_pair(c, low ? low + n * size : NULL, high ? high + n * size : NULL, zero, planes + set * c->set + n * c->plane, padded);
             }
         }
     }
-    memset(planes, 0, 4 * LANES);
+    memset(planes + c->sets * c->set, 0, 4 * LANES);
 }
 
 /* The first position of each vector, one after the other. */
@@ -1003,7 +1047,7 @@ static void quaternion_output(const convolution *c, const float *x, const int32_
         {quaternion_1_1, quaternion_1_2}, {quaternion_3_1, quaternion_3_2}, {quaternion_4_1, quaternion_4_2}
 #endif
     };
-    size_t set = c->units * c->plane, stride = c->vectors * LANES, v, n, vectors, start[QUATERNION_VECTORS];
+    size_t set = c->set, stride = c->vectors * LANES, v, n, vectors, start[QUATERNION_VECTORS];
     walk at = walk_of(c);
     for (v = 0; v < c->vectors; v += vectors) {
         vectors = next_share(c->vectors - v, QUATERNION_VECTORS);
@@ -1041,6 +1085,42 @@ KERNEL void real_output(const convolution *c, const float *x, const int32_t *pla
         real_tile(x, place, w, count, bias, start, 1, y + v * LANES);
     }
 }
+
+#if LANES > 1
+/* The same for all nine taps of a 3x3 kernel without stride: what is loaded of a row is used for three rows of the output.
+ * Columns from right to left, because what a vector has too many belongs to the next row. */
+KERNEL void nine_taps(const convolution *c, const float *x, const float *w, float bias, float *y) {
+    vf w0 = splat(w[0]), w1 = splat(w[1]), w2 = splat(w[2]), w3 = splat(w[3]), w4 = splat(w[4]), w5 = splat(w[5]);
+    vf w6 = splat(w[6]), w7 = splat(w[7]), w8 = splat(w[8]);
+    size_t column = vectors_of(c->out[1], LANES) * LANES, row;
+    while (column > 0) {
+        const float *p = x + (column -= LANES);
+        float *to = y + column;
+        vf two = {0}, one = two; /* sums of two rows for the output two rows above, of one for that one row above */
+        for (row = 0; row < c->out[0] + 2; row++, p += c->pitch) {
+            vf left = load(p), middle = load(p + 1), right = load(p + 2);
+            if (row >= 2) {
+                store(to, two + w6 * left + w7 * middle + w8 * right);
+                to += c->row;
+            }
+            two = one + w3 * left + w4 * middle + w5 * right;
+            one = splat(bias) + w0 * left + w1 * middle + w2 * right;
+        }
+    }
+}
+
+/* The same in int8: pairs `w` of which the second number has no input. */
+static void nine_taps_i8(const convolution *c, const float *x, const int32_t *w, int32_t bias, float *y) {
+    float numbers[9];
+    size_t n;
+    for (n = 0; n < 9; n++) numbers[n] = (float)(int16_t)(w[n] & 0xffff);
+    nine_taps(c, x, numbers, 0, y);
+    for (n = 0; n < c->vectors; n++, y += LANES) {
+        vi sums = __builtin_convertvector(load(y), vi) + bias;
+        memcpy(y, &sums, sizeof sums);
+    }
+}
+#endif
 
 /* The same two in int8: sums of products of int16 pairs. */
 #if LANES == 1
@@ -1202,7 +1282,7 @@ static void output_i8(const convolution *c, const int32_t *x, const int32_t *pla
         {quaternion_i8_1_1, quaternion_i8_1_2}, {quaternion_i8_2_1, quaternion_i8_2_2}
 #endif
     };
-    size_t set = c->units * c->plane, stride = c->vectors * LANES, v, n, vectors, start[2];
+    size_t set = c->set, stride = c->vectors * LANES, v, n, vectors, start[2];
     walk at = walk_of(c);
 #if LANES == 1
     if (c->w.components == 4) {
@@ -1424,10 +1504,10 @@ static void spread(const weights *weight, size_t first, size_t outputs, float *r
 /* A block of outputs of a layer of which most quaternions are stored, with 8 real products for each: c = w (x) x is, with H
  * the Walsh-Hadamard matrix,
  *     (-c_r, c_i, c_j, c_k) = H[(H w) o (H x)] / 4 - 2 (w_r x_r, w_k x_j, w_i x_k, w_j x_i).
- * `y` gets planes of output 0, 1, ... with four components each. */
-static void hadamard_outputs(const convolution *c, const float *x, const int32_t *place, size_t first, size_t outputs,
-                             float *rows, float *w, float *y) {
-    size_t taps = c->w.taps, step = taps * BLOCK, set = c->units * c->plane, stride = c->vectors * LANES, o, v, g, k, vectors;
+ * `x` is H x, `y` gets planes of output 0, 1, ... with four components each. */
+static void hadamard_outputs(const convolution *c, const float *x, const float *components, const int32_t *place, size_t first,
+                             size_t outputs, float *rows, float *w, float *y) {
+    size_t taps = c->w.taps, step = taps * BLOCK, set = c->in_place ? c->channels * c->plane : c->set, stride = c->vectors * LANES, o, v, g, k, vectors;
     const float *bias = (const float *)c->w.bias + first;
     walk at = walk_of(c);
     spread(&c->w, first, outputs, rows, w);
@@ -1437,7 +1517,8 @@ static void hadamard_outputs(const convolution *c, const float *x, const int32_t
         vectors = next_share(c->vectors - v, BLOCK_VECTORS);
         for (k = 0; k < vectors; k++) start[k] = next_vector(c, &at);
         for (g = 0; g < 8; g++) {
-            block_sums(x + g * set, place, taps, w + g * step, outputs, start, vectors, sums[g][0], BLOCK_VECTORS * LANES);
+            const float *from = g < 4 ? x + g * c->set : components + (g - 4) * set;
+            block_sums(from, place, taps, w + g * step, outputs, start, vectors, sums[g][0], BLOCK_VECTORS * LANES);
         }
         for (o = 0; o < outputs; o++) {
             float *to = y + 4 * o * stride + v * LANES;
@@ -1514,7 +1595,7 @@ INLINE void put_pairs(pairs_of_lanes low, pairs_of_lanes high, int32_t *to, size
 
 /* All pairs of four outputs. */
 static void spread_four_pairs(const convolution *c, const int8_t *units, int32_t *w) {
-    size_t area = c->area, channels = c->channels / c->groups, step = c->units / c->groups * area * BLOCK, n, t, o;
+    size_t area = c->area, channels = c->channels / c->groups, step = c->units * area * BLOCK, n, t, o;
     const int8_t *q[4];
     for (o = 0; o < 4; o++) q[o] = units + 4 * o * c->w.taps;
     for (n = 0; n < channels; n += 2) {
@@ -1531,7 +1612,7 @@ static void spread_four_pairs(const convolution *c, const int8_t *units, int32_t
 
 /* Pairs of them, of a channel and the next one, for the units `q` of output `o`: `w` (product, tap of pairs, output). */
 static void spread_pairs(const convolution *c, const int8_t *q, size_t o, int32_t *w) {
-    size_t area = c->area, channels = c->channels / c->groups, step = c->units / c->groups * area * BLOCK, t, n, g;
+    size_t area = c->area, channels = c->channels / c->groups, step = c->units * area * BLOCK, t, n, g;
     for (n = 0; n < channels; n += 2) {
         for (t = 0; t < area; t++) {
             products low = products_of(q + 4 * (n * area + t)), high = {0};
@@ -1545,8 +1626,8 @@ static void spread_pairs(const convolution *c, const int8_t *q, size_t o, int32_
 /* A block of outputs in int8, of quaternions or real numbers. */
 static void outputs_i8(const convolution *c, const int32_t *x, const int32_t *place, size_t first, size_t outputs,
                        int32_t *w, int32_t *y) {
-    size_t sets = !IN_BYTES && !IN_EIGHTS && c->w.components == 4 ? 8 : 1, set = c->units * c->plane, stride = c->vectors * LANES, o = 0, v, g, k, n, vectors;
-    size_t taps = c->units / c->groups * c->area, step = taps * BLOCK;
+    size_t sets = !IN_BYTES && !IN_EIGHTS && c->w.components == 4 ? 8 : 1, set = c->set, stride = c->vectors * LANES, o = 0, v, g, k, n, vectors;
+    size_t taps = c->units * c->area, step = taps * BLOCK;
     const int32_t *bias = (const int32_t *)c->w.bias + first;
     const int8_t *units = (const int8_t *)c->w.values + first * c->w.taps * stored_width(&c->w); /* stored dense */
     walk at = walk_of(c);
@@ -1591,7 +1672,7 @@ static void outputs_i8(const convolution *c, const int32_t *x, const int32_t *pl
  * second case of three times as many taps, whose weights and places are put in `block`. */
 static void few_parts_output(const convolution *c, const float *x, const int32_t *place, const float *w, size_t count, float *block,
                              float *y) {
-    size_t v, n, vectors, start[BLOCK_VECTORS], set = c->units * c->plane;
+    size_t v, n, vectors, start[BLOCK_VECTORS], set = c->set;
     walk at;
     if (c->sets == 3) {
         int32_t *places = (int32_t *)(void *)(block + 12 * count);
@@ -1661,7 +1742,7 @@ KERNEL void prepare_eights(const convolution *c, const void *x, int32_t zero, vo
     uint8_t *plane = (uint8_t *)planes;
     memset(planes, 0, c->kernel_at - c->planes_at);
     for (m = 0; m < 4; m++) part[m] = from + m * c->channels * size * number;
-    for (n = 0; n < c->units; n++, plane += c->plane * bytes) {
+    for (n = 0; n < c->channels; n++, plane += c->plane * bytes) {
         for (y = 0; y < c->used[0]; y++) {
             size_t row = c->padding[0] + y * c->stuffing[0], at = n * size + y * c->size[1], width = c->used[1];
             for (k = 0; k < width; k += 8) {
@@ -2040,27 +2121,36 @@ static size_t gather_i8(int32_t *sums, size_t row, const size_t *out, int pool) 
     return height * width;
 }
 
+#if LANES == 8
+/* The same for eight numbers. */
+INLINE __m256i rescaled_lanes(vi values, int32_t multiplier, int32_t shift) {
+    __m256i sums = (__m256i)values, by = _mm256_set1_epi32(multiplier), half = _mm256_set1_epi64x(1 << 30);
+    __m256i even = _mm256_srli_epi64(_mm256_add_epi64(_mm256_mul_epi32(sums, by), half), 31);
+    __m256i odd = _mm256_slli_epi64(_mm256_add_epi64(_mm256_mul_epi32(_mm256_srli_epi64(sums, 32), by), half), 1);
+    return (__m256i)(((vi)_mm256_blend_epi32(even, odd, 0xaa) + (int32_t)((1u << shift) >> 1)) >> shift);
+}
+#endif
+
 static void finish_i8(const finishing *f, const int32_t *sums, size_t count, size_t o, size_t first, void *y) {
     size_t n;
     if (f->y_dtype == QRN_I8) {
-        int8_t *to = (int8_t *)y + first;
+        int8_t *to = (int8_t *)y + first; /* bytes may be anything: what is read of f is read before they are written */
+        int32_t multiplier = f->multipliers[o], shift = f->shifts[o], zero = f->zero, low = f->low, high = f->high;
         n = 0;
 #if LANES == 8
-        for (; n + 8 <= count; n += 8) {
-            __m256i sum = (__m256i)load_i(sums + n), by = _mm256_set1_epi32(f->multipliers[o]), half = _mm256_set1_epi64x(1 << 30);
-            __m256i even = _mm256_srli_epi64(_mm256_add_epi64(_mm256_mul_epi32(sum, by), half), 31);
-            __m256i odd = _mm256_slli_epi64(_mm256_add_epi64(_mm256_mul_epi32(_mm256_srli_epi64(sum, 32), by), half), 1);
-            vi high = (vi)_mm256_blend_epi32(even, odd, 0xaa) + (int32_t)((1u << f->shifts[o]) >> 1);
-            high = (vi)_mm256_max_epi32((__m256i)(high >> f->shifts[o]), _mm256_set1_epi32(-65535));
-            high = (vi)_mm256_min_epi32((__m256i)high, _mm256_set1_epi32(65535)) + f->zero;
-            high = (vi)_mm256_max_epi32((__m256i)high, _mm256_set1_epi32(f->low));
-            high = (vi)_mm256_min_epi32((__m256i)high, _mm256_set1_epi32(f->high));
-            put_bytes(high, to + n);
+        for (; n + 8 <= count; n += 16) { /* sixteen, or the last eight */
+            int all = n + 16 <= count;
+            __m256i first = rescaled_lanes(load_i(sums + n), multiplier, shift);
+            __m256i second = all ? rescaled_lanes(load_i(sums + n + 8), multiplier, shift) : first;
+            __m256i value = _mm256_adds_epi16(_mm256_packs_epi32(first, second), _mm256_set1_epi16((int16_t)zero));
+            value = _mm256_min_epi16(_mm256_max_epi16(value, _mm256_set1_epi16((int16_t)low)), _mm256_set1_epi16((int16_t)high));
+            value = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(value, value), _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5));
+            if (all) _mm_storeu_si128((__m128i *)(void *)(to + n), _mm256_castsi256_si128(value));
+            else _mm_storel_epi64((__m128i *)(void *)(to + n), _mm256_castsi256_si128(value));
         }
+        if (n > count) n -= 8;
 #endif
-        for (; n < count; n++) {
-            to[n] = to_i8(rescaled(sums[n], f->multipliers[o], f->shifts[o]), f->zero, f->low, f->high);
-        }
+        for (; n < count; n++) to[n] = to_i8(rescaled(sums[n], multiplier, shift), zero, low, high);
     } else {
         float *to = (float *)y + first;
         for (n = 0; n < count; n++) to[n] = (float)sums[n] * f->scales[o];
@@ -2100,7 +2190,7 @@ static convolution fitting(const machine *m, const uint32_t *op) {
 static void run_eights(const machine *m, const uint32_t *op, const convolution *c, const finishing *f, const void *x, void *y) {
     int32_t *place = (int32_t *)(void *)(m->scratch + c->places_at), *stored = (int32_t *)(void *)(m->scratch + c->stored_at);
     int32_t *taps = c->w.starts ? stored : place;
-    size_t per_group = c->w.outputs / c->groups, group_units = c->units / c->groups, width = c->out[1], line = 16 * ((width + 1) / 2);
+    size_t per_group = c->w.outputs / c->groups, width = c->out[1], line = 16 * ((width + 1) / 2);
     size_t by = op[QRN_CONV_POOL] ? 2 : 1, size = c->out[0] / by * (width / by), row = 8 * c->padded_pitch, n, k, o, b, top;
     uint8_t *planes = m->scratch + c->planes_at, *rows = NULL, *columns = NULL, *block = m->scratch + c->block_at;
     float *sums = (float *)(void *)(m->scratch + c->sums_at), *quaternions = sums + 2 * line;
@@ -2120,7 +2210,7 @@ static void run_eights(const machine *m, const uint32_t *op, const convolution *
         where_inside(c, 1, columns);
     }
     for (o = 0; o < c->w.outputs; o++) {
-        size_t count = unit_count(&c->w, o), first = o / per_group * group_units * c->plane * 8, step = numbers ? 4 : 0;
+        size_t count = unit_count(&c->w, o), first = o / per_group * c->units * c->plane * 8, step = numbers ? 4 : 0;
         float bias[8], *to = c->w.pairs ? (float *)(void *)(m->scratch + c->padded_at) : (float *)y + o * size;
         size_t plane = c->w.pairs ? size : c->w.outputs * size;
         for (b = 0; b < 8; b++) bias[b] = ((const float *)c->w.bias)[b % 4 * c->w.outputs + o];
@@ -2183,8 +2273,8 @@ static int run_conv(const machine *m, const uint32_t *op) {
     const int32_t *taps = c.w.starts ? stored : place;
     float *ones = is_none(op[QRN_CONV_CONSTANT]) ? NULL : (float *)(void *)(m->scratch + c.ones_at);
     float *sums = (float *)(void *)(m->scratch + c.sums_at), *units = (float *)(void *)(m->scratch + c.units_at);
-    const float *planes = c.in_place ? (const float *)x : (const float *)(const void *)(m->scratch + c.planes_at);
-    size_t per_group = c.w.outputs / c.groups, group_units = c.units / c.groups, height = c.out[0], top, n, k, g, o;
+    float *planes = (float *)(void *)(m->scratch + c.planes_at);
+    size_t per_group = c.w.outputs / c.groups, height = c.out[0], top, n, k, g, o;
     if (c.scratch > m->scratch_bytes) return QRN_ARENA_TOO_SMALL;
 #if IN_EIGHTS
     if (c.eights) {
@@ -2192,13 +2282,6 @@ static int run_conv(const machine *m, const uint32_t *op) {
         return 0;
     }
 #endif
-    if (!c.in_place && OF_I8(c.w.pairs)) {
-        prepare_pairs(&c, (const int8_t *)x, (int32_t)op[QRN_CONV_QUANT + QRN_Q_X_ZERO],
-                      (int32_t *)(void *)(m->scratch + c.planes_at), (int32_t *)(void *)(m->scratch + c.padded_at));
-    } else if (!c.in_place) {
-        prepare_floats(&c, (const float *)x, (float *)(void *)(m->scratch + c.planes_at),
-                       (float *)(void *)(m->scratch + c.padded_at));
-    }
     for (n = 0; n < c.kernel[0]; n++) {
         for (k = 0; k < c.kernel[1]; k++) {
             size_t tap = n * c.kernel[1] + k;
@@ -2208,7 +2291,7 @@ static int run_conv(const machine *m, const uint32_t *op) {
             kernel[tap] = (int32_t)row;
         }
     }
-    for (n = 0; n < group_units; n++) {
+    for (n = 0; n < c.units; n++) {
         for (k = 0; k < c.area; k++) place[n * c.area + k] = kernel[k] + (int32_t)(n * c.plane);
     }
     if (ones) {
@@ -2222,12 +2305,19 @@ static int run_conv(const machine *m, const uint32_t *op) {
         if (c.gathered) gather_columns(&c, padded, ones);
         memset(ones + c.plane, 0, 4 * LANES);
     }
-    for (top = 0; top < height; top += c.strip) {
-        c.out[0] = smaller(c.strip, height - top);
-        if (LANES == 1) c.vectors = c.out[0] * c.out[1];
-        for (g = 0; g < c.groups; g++) {
-            const float *source = planes + g * group_units * c.plane + top * c.pitch;
+    for (g = 0; g < c.groups; g++) {
+        const float *lies = (const float *)x + g * c.units * c.plane, *from = c.in_place && c.sets < 8 ? lies : planes;
+        if (OF_I8(c.w.pairs)) {
+            prepare_pairs(&c, (const int8_t *)x, g, (int32_t)op[QRN_CONV_QUANT + QRN_Q_X_ZERO], (int32_t *)(void *)planes,
+                          (int32_t *)(void *)(m->scratch + c.padded_at));
+        } else if (from == planes) {
+            prepare_floats(&c, (const float *)x, g, planes, (float *)(void *)(m->scratch + c.padded_at));
+        }
+        for (top = 0; top < height; top += c.strip) {
+            const float *source = from + top * c.pitch;
             size_t last = (g + 1) * per_group, many;
+            c.out[0] = smaller(c.strip, height - top);
+            if (LANES == 1) c.vectors = c.out[0] * c.out[1];
             for (o = g * per_group; o < last; o += many) {
                 size_t b, count = unit_count(&c.w, o);
                 many = c.whole ? smaller(BLOCK, last - o) : 1;
@@ -2237,7 +2327,7 @@ static int run_conv(const machine *m, const uint32_t *op) {
                     if (c.w.pairs) {
                         outputs_i8(&c, (const int32_t *)(const void *)source, place, o, many,
                                    (int32_t *)(void *)block, (int32_t *)(void *)sums);
-                    } else if (c.w.components == 4) hadamard_outputs(&c, source, place, o, many, units, block, sums);
+                    } else if (c.w.components == 4) hadamard_outputs(&c, source, c.in_place ? lies : source + 4 * c.set, place, o, many, units, block, sums);
                     else real_outputs(&c, source, place, o, many, units, block, sums);
                 } else
 #endif
@@ -2254,9 +2344,17 @@ static int run_conv(const machine *m, const uint32_t *op) {
 #if IN_BYTES
                         if (c.w.components == 4) without_excess(w, count, (int32_t)op[QRN_CONV_QUANT + QRN_Q_X_ZERO] + 128, bias_i8);
 #endif
+#if LANES > 1
+                        if (c.nine) nine_taps_i8(&c, source, w, bias_i8[0], sums);
+                        else
+#endif
                         output_i8(&c, (const int32_t *)(const void *)source, taps, w, count, bias_i8, (int32_t *)(void *)sums);
                     } else {
                         const float *w = floats_of(&c.w, o, units);
+#if LANES > 1
+                        if (c.nine) nine_taps(&c, source, w, bias[0], sums);
+                        else
+#endif
                         if (c.w.components == 1) real_output(&c, source, taps, w, count, bias[0], sums);
 #if IN_EIGHTS
                         else if (c.unbiased) few_parts_output(&c, source, taps, w, count, (float *)(void *)(m->scratch + c.block_at), sums);
@@ -2720,6 +2818,17 @@ static void window(const uint32_t *op, size_t axis, size_t n, size_t size, size_
     }
 }
 
+static float sum_of(const float *x, size_t count) {
+    float lanes[LANES], total = 0;
+    size_t n = 0, lane;
+    vf sum = {0};
+    for (; n + LANES <= count; n += LANES) sum += load(x + n);
+    store(lanes, sum);
+    for (lane = 0; lane < LANES; lane++) total += lanes[lane];
+    for (; n < count; n++) total += x[n];
+    return total;
+}
+
 static void run_pool(const machine *m, const uint32_t *op) {
     uint32_t kind = op[QRN_POOL_KIND];
     size_t channels = op[QRN_POOL_CHANNELS], height = op[QRN_POOL_HEIGHT], width = op[QRN_POOL_WIDTH], c, y, x, n, k, q;
@@ -2740,6 +2849,11 @@ static void run_pool(const machine *m, const uint32_t *op) {
                 int32_t whole = 0, most = -128;
                 window(op, 1, x, width, &left, &right, &along, &wide);
                 best += left;
+                if (kind == QRN_POOL_MEAN && !i8 && down == 1 && right - left == width) { /* the numbers follow each other */
+                    count = (bottom - top) * width;
+                    sum = sum_of(in + best, count);
+                    bottom = top;
+                }
                 for (n = top; n < bottom; n += down) {
                     for (k = left; k < right; k += along, count++) {
                         size_t p = c * plane + n * width + k;
