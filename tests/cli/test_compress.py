@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -274,3 +275,23 @@ def test_a_budget_that_no_living_network_meets_is_refused(limit: str, least: str
     assert f"the smallest network that can come of this one has {least}" in err
     assert err.count("\n") == 1
     assert not folder.exists()
+
+
+def test_colour_images_of_ones_own_begin_with_a_small_network(tmp_path: Path) -> None:
+    """What is not asked for follows from the images, and is written down; what is asked for stays."""
+    images = np.random.default_rng(0).integers(0, 256, (60, 16, 16, 3), np.uint8)
+    np.savez(tmp_path / "set.npz", images=images, labels=np.arange(60) % 3)
+    options = ["--dataset", tmp_path / "set.npz", "--epochs", 1, "--grind", 1, "--heal", 0, "--threads", 1]
+    options += ["--width", 8, "--depth", 1, "--no-flip", "--max-drop", 99]
+    here("compress", *options, "--out", tmp_path / "run", "--quiet", code=None)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["model"] == "small_qcnn"
+    assert config["options"] == {"width": 8, "depth": 1}
+    assert {name: config["stages"][name] for name in ("crop", "flip", "schedule", "ema", "lr")} == {
+        "crop": 2,
+        "flip": False,
+        "schedule": "one-cycle",
+        "ema": 0.999,
+        "lr": 0.01,
+    }
+    assert config["stages"]["batch"] <= 60

@@ -72,7 +72,7 @@ def test_killed_at_random_moments_and_resumed_is_never_killed(straight: tuple[Pa
             if now != before or (attempt == 0 and (folder / "config.json").exists()):
                 break
             time.sleep(0.002)
-        time.sleep(moments.uniform(0, epoch))
+        time.sleep(moments.uniform(0, epoch / 2))
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             kills += 1

@@ -15,8 +15,9 @@ from quern import zoo
 from quern.cli import _named, _options, _run
 from quern.cli._console import err_console, out_console, say
 from quern.cli._folder import is_compressed
-from quern.cli._network import load_network
+from quern.cli._network import load_network, open_network
 from quern.cli._options import MODELS, NORM_HELP, REAL_MODELS, of_network, of_phases, of_run, of_steps
+from quern.cli._recipes import NAMED, recipe_of
 from quern.errors import TrainingError
 from quern.records import Budget, CompressConfig, CompressRequest, schema
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 AT_CHANCE, MISSED = 3, 4
 
 EXAMPLES = """
+What is not asked for depends on the images. With colours: a small_qcnn of width 56 and depth 3, shifted and mirrored
+images; gray: width 20 and depth 2, shifted images; digits: the network and the steps of the examples. A network of
+another kind has 12, 6 and 24 epochs at a rate of 0.002 in batches of 100, cosine, and images as they are.
+
 It ends with code 3 if the small network cannot be told from chance, with 4 if a limit of the budget was missed.
 
 Examples:
@@ -35,7 +40,7 @@ Examples:
 
   quern compress --dataset mnist --max-drop 0.5 --out runs/mnist
 
-  quern compress --dataset cifar10 --flip --max-params 15000 --min-speedup 5 --out runs/cifar
+  quern compress --dataset cifar10 --max-params 15000 --min-speedup 5 --out runs/cifar
 
   quern compress --dataset mnist --max-flash 16k --max-ram 32k --out runs/device
 
@@ -55,10 +60,6 @@ Examples:
 
 of_budget = partial(typer.Option, rich_help_panel="Budget (default: --max-drop 1)")
 
-# Epochs of the three stages, learning rate and batch: small sets need more epochs and larger steps.
-_DEFAULTS = {"epochs": 12, "grind": 6, "heal": 24, "lr": 2e-3, "batch": 100}
-_DIGITS = {"epochs": 20, "grind": 20, "heal": 60, "lr": 5e-3, "batch": 64}
-
 NETWORK = ("norm", "dropout", "width", "depth")  # options of quern's own networks
 
 _BY_COST = 0.5  # under --min-speedup
@@ -75,7 +76,7 @@ def compress(
         str | None,
         of_network(
             help=f"{', '.join(MODELS)}; real-valued: {', '.join(REAL_MODELS)}; or package.module:function for yours.",
-            show_default="by data set; qresnet20 for yours",
+            show_default="small_qcnn; digits_qcnn for digits",
         ),
     ] = None,
     norm: Annotated[
@@ -83,8 +84,8 @@ def compress(
         of_network(metavar="<norm>", help=NORM_HELP, show_default="after_conv, where the network takes it"),
     ] = None,
     dropout: _options.Dropout = None,
-    width: _options.Width = None,
-    depth: _options.Depth = None,
+    width: _options.WidthOfRecipe = None,
+    depth: _options.DepthOfRecipe = None,
     start: Annotated[
         Path | None, of_network(help="A network that is trained already: a run's folder, a file of quern, or zoo:NAME.")
     ] = None,
@@ -117,10 +118,10 @@ def compress(
     ] = None,
     by_cost: _options.ByCostOfBudget = None,
     epochs: Annotated[
-        int | None, of_phases(help="Epochs of the dense network.", show_default="12; 20 for digits")
+        int | None, of_phases(help="Epochs of the dense network.", show_default="24; gray 12; digits 20")
     ] = None,
-    grind: Annotated[int | None, of_phases(help="Epochs with the penalty.", show_default="6; 20 for digits")] = None,
-    heal: Annotated[int | None, of_phases(help="Epochs without it after.", show_default="24; 60 for digits")] = None,
+    grind: Annotated[int | None, of_phases(help="Epochs with the penalty.", show_default="6; digits 20")] = None,
+    heal: Annotated[int | None, of_phases(help="Epochs without it after.", show_default="24; digits 60")] = None,
     heal_lr: _options.HealLr = None,
     distill: Annotated[
         float,
@@ -139,14 +140,14 @@ def compress(
         bool,
         of_phases("--from-scratch", help="Also train the small network's structure from fresh weights, and compare."),
     ] = False,
-    lr: Annotated[float | None, of_steps(help="Learning rate.", show_default="0.002; 0.005 for digits")] = None,
-    batch: Annotated[int | None, of_steps(help="Images per step.", show_default="100; 64 for digits")] = None,
+    lr: Annotated[float | None, of_steps(help="Learning rate.", show_default="0.01; digits 0.005")] = None,
+    batch: Annotated[int | None, of_steps(help="Images per step.", show_default="128; digits 64")] = None,
     weight_decay: Annotated[float, of_steps(help="Decoupled weight decay.")] = 0.0,
-    schedule: _options.Schedule = "cosine",
+    schedule: _options.ScheduleOfRecipe = None,
     label_smoothing: _options.LabelSmoothing = 0.0,
-    ema: _options.Ema = 0.0,
-    crop: _options.Crop = 0,
-    flip: _options.Flip = False,
+    ema: _options.EmaOfRecipe = None,
+    crop: _options.CropOfRecipe = None,
+    flip: _options.FlipOfRecipe = None,
     seed: _options.Seed = 0,
     device: _options.Device = "cpu",
     precision: _options.Precision = "float32",
@@ -163,8 +164,7 @@ def compress(
         _check_named(context.params)
         limits = {field.name: context.params[field.name] for field in fields(Budget)}
         stages = {**_run.settings_among(context.params), "grind": grind}
-        defaults = _DIGITS if dataset == "digits" else _DEFAULTS
-        given: Any = {**defaults, **{name: value for name, value in stages.items() if value is not None}}
+        given: Any = {name: value for name, value in stages.items() if value is not None}
         config = CompressRequest(
             **_run.request_of_run(context.params),
             start=_absolute(None if start is None else str(start)),
@@ -232,13 +232,22 @@ def _bytes(name: str, text: str | None) -> int | None:
     return round(float(size[1]) * {"": 1, "k": 1024, "m": 1024**2}[size[2].lower()])
 
 
-def _with_norm(config: CompressRequest, images: "ImageSet") -> CompressRequest:
-    """Penalties of neurons need batch normalisation, which some networks have anyway."""
+def _with_recipe(config: CompressRequest, images: "ImageSet | None", network: str | None) -> CompressRequest:
+    """All that was not asked for is as the recipe for ``images`` and the ``network`` has it."""
     from quern import models
 
-    build = models.BUILDERS.get(_run.model_name(config, images))
-    takes = build is not None and "norm" in inspect.signature(build).parameters
-    return {**config, "options": {"norm": "after_conv", **config["options"]}} if takes else config
+    recipe = recipe_of(images, network)
+    stages: Any = {**recipe.stages(), **config["stages"]}
+    if images is not None:
+        stages["batch"] = min(stages["batch"], len(images.train))
+    if config["start"] is not None:
+        return {**config, "stages": stages}
+    name = config["model"] or recipe.model
+    build, options = models.BUILDERS.get(name or ""), recipe.options
+    if build is not None and "norm" in inspect.signature(build).parameters:  # penalties of neurons need one
+        options = {**options, "norm": "after_conv"}
+    given: Any = {**options, **config["options"]}
+    return {**config, "model": name, "options": given, "stages": stages}
 
 
 def _compress(config: CompressRequest, sums: dict[str, str] | None, out: Path, quiet: bool, json_: bool) -> None:
@@ -258,8 +267,8 @@ def _compress(config: CompressRequest, sums: dict[str, str] | None, out: Path, q
     quiet, json_ = quiet or not leads, json_ and leads
     path = out / "config.json" if resume else None
     budget = schema.checked(path, config["budget"], Budget, "a budget")  # before any download, as are the settings
-    epochs = config["stages"]["epochs"] + config["stages"]["grind"]
-    Settings.from_dict({**config["stages"], "epochs": epochs, "penalty": config["penalty"]}, path)
+    asked = {**NAMED.stages(), **config["stages"]}
+    Settings.from_dict({**asked, "epochs": asked["epochs"] + asked["grind"], "penalty": config["penalty"]}, path)
     if leads and not resume and (out / "config.json").exists():
         raise TrainingError(f"{out} already holds a run: go on with --resume, or choose another folder.")
     judged: dict[str, Any] = {
@@ -268,22 +277,25 @@ def _compress(config: CompressRequest, sums: dict[str, str] | None, out: Path, q
     judged["lower_is_better"] = config.get("lower_is_better", False)
     own = _named.is_named(config["dataset"]) and not Path(config["dataset"]).exists()
     data = _named.data(config["dataset"]) if own else _run.load_images(config, sums, out, quiet)
-    stages: dict[str, Any] = dict(config["stages"])
-    if isinstance(data, ImageSet):
-        stages["batch"] = min(stages["batch"], len(data.train))
-    elif config["model"] is None and config["start"] is None:
+    images = data if isinstance(data, ImageSet) else None
+    if images is None and config["model"] is None and config["start"] is None:
         raise TrainingError("loaders of your own need a network of your own: say --model package.module:function.")
-    torch.manual_seed(stages["seed"])
+    torch.manual_seed(config["stages"].get("seed", 0))
+    trained, header = None, dict[str, Any]()
     if config["start"] is not None:
         if is_compressed(Path(config["start"])):
             raise TrainingError(f"{config['start']} is a run of quern compress: start from its folder dense or small.")
-        network = load_network(Path(config["start"]))
-        if isinstance(data, ImageSet) and not judged.get("loss"):
-            _run.check_takes(network, data, config["start"])
+        trained, header = open_network(Path(config["start"]))
+        if images is not None and not judged.get("loss"):
+            _run.check_takes(trained, images, config["start"])
+    if not resume:
+        config = _with_recipe(config, images, config["model"] or header.get("builder"))
+    if trained is not None:
+        network = trained
     elif config["model"] is not None and _named.is_named(config["model"]):
         network = _named.network(config["model"])
-    elif isinstance(data, ImageSet):
-        network = _run.build_network(_with_norm(config, data), data)
+    elif images is not None:
+        network = _run.build_network(config, images)
     else:
         raise TrainingError(f"--model {config['model']} is for images of quern.data: name a function that gives yours.")
     teacher = None
@@ -294,16 +306,14 @@ def _compress(config: CompressRequest, sums: dict[str, str] | None, out: Path, q
     if not resume:
         written |= {
             "threads": torch.get_num_threads(),
-            "sums": data.sums if isinstance(data, ImageSet) else {},
+            "sums": {} if images is None else images.sums,
             "environment": facts(),
         }
     if not quiet:
         count = size_of(network).parameters
-        name = config["model"] or config["dataset"]
-        if isinstance(data, ImageSet):
-            say(f"{data.name}: {len(data.train):,} images to train, {len(data.val):,} to validate", err_console)
-            name = _run.model_name(config, data)
-        say(f"{config['start'] or name}: {count:,} parameters", err_console)
+        if images is not None:
+            say(f"{images.name}: {len(images.train):,} images to train, {len(images.val):,} to validate", err_console)
+        say(f"{config['start'] or config['model']}: {count:,} parameters", err_console)
     loaders: Any = (data,) if isinstance(data, ImageSet) else (data.train, data.val, data.test)
     comparison = compress(
         network,
@@ -311,7 +321,7 @@ def _compress(config: CompressRequest, sums: dict[str, str] | None, out: Path, q
         **judged,
         penalty=None if config["penalty"] is None else Penalty.from_list(config["penalty"]),
         **budget.to_dict(),
-        **stages,
+        **config["stages"],
         from_scratch=config.get("from_scratch", False),
         teacher=teacher,
         out=out,

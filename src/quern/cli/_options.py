@@ -61,23 +61,34 @@ Gray = Annotated[
     ),
 ]
 Dropout = Annotated[float | None, of_network(help="Dropout of the network.", show_default="the network's")]
-Width = Annotated[int | None, of_network(help="Channels of the first layer of a small_qcnn.", show_default="28")]
-Depth = Annotated[int | None, of_network(help="Blocks in each of its three stages.", show_default="3")]
+_WIDTH, _DEPTH = "Channels of the first layer of a small_qcnn.", "Blocks in each of its three stages."
+Width = Annotated[int | None, of_network(help=_WIDTH, show_default="28")]
+Depth = Annotated[int | None, of_network(help=_DEPTH, show_default="3")]
 PenaltyNames = Annotated[list[str] | None, of_phases(help=f"{', '.join(PENALTIES)}; repeat it for a sum.")]
 _BY_COST = "Weigh zero quaternions by the multiply-adds they save, to this power, 0 to 1."
 ByCost = Annotated[float, of_phases(help=_BY_COST)]
 ByCostOfBudget = Annotated[float | None, of_phases(help=_BY_COST, show_default="0.5 with --min-speedup, else 0")]
 HealLr = Annotated[float | None, of_phases(help="Learning rate while healing.", show_default="--lr")]
-Schedule = Annotated[
-    Literal["cosine", "one-cycle", "constant"],
-    of_steps(help="Learning rate in the last phase: down to zero, first up and then down, or neither."),
+_Schedule = Literal["cosine", "one-cycle", "constant"]
+_SCHEDULE = "Learning rate in the last phase: down to zero, first up and then down, or neither."
+_EMA = "Decay of a running mean of the weights, which is what is judged and kept, such as 0.999."
+_CROP = "Shift images at random by up to this many pixels."
+Schedule = Annotated[_Schedule, of_steps(help=_SCHEDULE)]
+Ema = Annotated[float, of_steps(help=_EMA)]
+Crop = Annotated[int, of_steps(help=_CROP)]
+Flip = Annotated[bool, of_steps("--flip", help="Mirror half of the images.")]
+# Of compress, where the images decide (quern.cli._recipes).
+WidthOfRecipe = Annotated[int | None, of_network(help=_WIDTH, show_default="56; gray 20; with --model 28")]
+DepthOfRecipe = Annotated[int | None, of_network(help=_DEPTH, show_default="3; gray 2; with --model 3")]
+ScheduleOfRecipe = Annotated[_Schedule | None, of_steps(help=_SCHEDULE, show_default="one-cycle; digits cosine")]
+EmaOfRecipe = Annotated[float | None, of_steps(help=_EMA, show_default="0.999; digits 0")]
+CropOfRecipe = Annotated[
+    int | None, of_steps(help=_CROP, show_default="an eighth of the side; gray a fourteenth; digits 0")
+]
+FlipOfRecipe = Annotated[
+    bool | None, of_steps("--flip/--no-flip", help="Mirror half of the images.", show_default="if they have colours")
 ]
 LabelSmoothing = Annotated[float, of_steps(help="Label smoothing.")]
-Ema = Annotated[
-    float, of_steps(help="Decay of a running mean of the weights, which is what is judged and kept, such as 0.999.")
-]
-Crop = Annotated[int, of_steps(help="Shift images at random by up to this many pixels.")]
-Flip = Annotated[bool, of_steps("--flip", help="Mirror half of the images.")]
 Seed = Annotated[int, of_steps(help="The same command with the same seed gives the same weights.")]
 Device = Annotated[str, of_machine(help="cpu, cuda, ...")]
 Precision = Annotated[Literal["float32", "bfloat16"], of_machine(help="bfloat16 runs under autocast.")]
