@@ -1,11 +1,14 @@
-"""Draw ``docs/speed.svg`` and ``docs/widths.svg`` from ``benchmarks/layers.json``, ``docs/size.svg`` from runs of
-``quern compress``, and ``docs/runtime.svg`` from ``benchmarks/runtime_avx2.json``."""
+"""Draw ``docs/speed.svg`` and ``docs/widths.svg`` from ``benchmarks/layers.json``, ``docs/size.svg`` from runs in
+``results`` and the cards of the zoo, and ``docs/runtime.svg`` from ``benchmarks/runtime_avx2.json``."""
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
+from quern import zoo
 from quern._files import write_text
 
 ROOT = Path(__file__).parent.parent
@@ -38,58 +41,146 @@ def legend(left: int, entries: tuple[tuple[int, str, str], ...]) -> list[str]:
     return parts
 
 
-# Of the panels of docs/size.svg: title, lowest and highest accuracy, their step, fewest and most parameters.
-SIZES = {"mnist": ("MNIST", 97.0, 99.5, 0.5, 1e3, 2e4), "cifar10": ("CIFAR-10", 70.0, 82.0, 2.0, 4e3, 1e6)}
+# Of docs/size.svg: a row of panels for each data set, with title, lowest and highest accuracy, their step, and the
+# fewest and most parameters and bytes.
+SIZES = (
+    ("cifar10", "CIFAR-10", 70.0, 92.0, 4.0, {"parameters": (4e3, 1e6), "packed bytes (int8)": (4e3, 1e6)}),
+    ("mnist", "MNIST", 97.5, 99.5, 0.5, {"parameters": (1e3, 2e4), "packed bytes (int8)": (2e3, 2e4)}),
+)
+PAPER, CUT, SCRATCH, SMALL_CUT, OTHER = (
+    ("the paper's network", "#c0392b"),
+    ("the paper's, by quern compress", "#d98a1f"),
+    ("small_qcnn, from scratch", "#2f6f8f"),
+    ("small_qcnn, by quern compress", "#5b7f22"),
+    ("ResNet-8 of MLPerf Tiny, as published", "#777777"),
+)
+RESNET_8 = 78_666  # parameters of the reference network, batch normalisation with its statistics included
+
+
+@dataclass(frozen=True)
+class Point:
+    """A network: how large, how accurate, and what it comes from."""
+
+    size: float
+    accuracy: float
+    kind: tuple[str, str]
+
+
+def by_parameters(dataset: str) -> list[Point]:
+    """Dense and small networks of ``quern compress``, and what ``quern train`` made for the zoo."""
+    points = []
+    for path in sorted((ROOT / "results").glob("**/record.json")):
+        record = json.loads(path.read_text())
+        if record["dataset"] != dataset:
+            continue
+        is_small = "small_qcnn" in (record["model"] or "") or "zoo" in (record["start"] or "")
+        for part, kind in (("dense", SCRATCH if is_small else PAPER), ("small", SMALL_CUT if is_small else CUT)):
+            points.append(Point(record[part]["parameters"], record[part]["test_accuracy"], kind))
+        if "scratch" in record:
+            points.append(Point(record["small"]["parameters"], record["scratch"]["test_accuracy"], SCRATCH))
+    for path in sorted((ROOT / "results" / "zoo").glob("*/result.json")):
+        card = zoo.card(path.parent.name)
+        if card.dataset == dataset:
+            points.append(Point(card.parameters, json.loads(path.read_text())["test_accuracy"], SCRATCH))
+    if dataset == "cifar10":
+        points.append(Point(RESNET_8, published()["accuracy"], OTHER))
+    return list(dict.fromkeys(points))
+
+
+def by_bytes(dataset: str) -> list[Point]:
+    """Packed networks in int8: those of the zoo, and trained ones of ``benchmarks/runtime_avx2.json``."""
+    cards = [card for card in map(zoo.card, zoo.names()) if card.dataset == dataset]
+    points = []
+    for card in cards:
+        is_small, is_cut = "small_qcnn" in card.command or "zoo" in card.command, "quern compress" in card.command
+        kind = (SMALL_CUT if is_cut else SCRATCH) if is_small else (CUT if is_cut else PAPER)
+        points.append(Point(card.packed_bytes, card.packed_accuracy, kind))
+    title = next(title for name, title, *_ in SIZES if name == dataset)
+    for row in json.loads((ROOT / "benchmarks/runtime_avx2.json").read_text())["rows"]:
+        packed, what = row.get("int8", {}), row["what"]
+        is_new = "against dense" not in what and not any(card.name in what for card in cards)
+        if is_new and "accuracy" in packed and what.startswith(title):
+            points.append(Point(packed["bytes"], packed["accuracy"], CUT))
+    if dataset == "cifar10":
+        points.append(Point(published()["network"], published()["accuracy"], OTHER))
+    return points
+
+
+def published() -> dict[str, Any]:
+    """The row of ``benchmarks/mcu.json`` that was not measured but published."""
+    rows = json.loads((ROOT / "benchmarks/mcu.json").read_text())["rows"]
+    return next(row for row in rows if "as published" in row["what"])
 
 
 def size() -> None:
-    """Accuracy against parameters: every record of quern compress, dense and small."""
-    side, top, high = 360, 40, 240
-    parts = sheet(2 * side, top + high + 50, 12)
-    records = [json.loads(path.read_text()) for path in sorted((ROOT / "results").glob("*/record.json"))]
-    for n, (name, (title, low, best, step, fewest, most)) in enumerate(SIZES.items()):
-        left, wide = n * side + 52, side - 74
-        span = math.log(most / fewest)
-
-        def at(
-            network: dict,
-            left: int = left,
-            wide: int = wide,
-            low: float = low,
-            best: float = best,
-            fewest: float = fewest,
-            span: float = span,
-        ) -> tuple[float, float]:
-            x = left + wide * math.log(network["parameters"] / fewest) / span
-            return x, top + high * (best - 100 * network["test_accuracy"]) / (best - low)
-
-        parts.append(f'<text x="{left}" y="20" font-size="14" font-weight="bold" fill="#222222">{title}</text>')
-        parts += legend(left, ((110, "#c0392b", "dense"), (180, "#2f6f8f", "quern compress")))
-        for k in range(round((best - low) / step) + 1):
-            accuracy = low + k * step
-            _, y = at({"parameters": fewest, "test_accuracy": accuracy / 100})
-            parts.append(f'<line x1="{left}" x2="{left + wide}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e4e4e4"/>')
-            parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end" fill="#555555">{accuracy:g} %</text>')
-        ticks = [m * 10**e for e in range(3, 7) for m in (1, 2, 5) if fewest <= m * 10**e <= most]
-        for count in ticks:
-            x, _ = at({"parameters": count, "test_accuracy": low / 100})
-            label = f"{count // 1000}k" if count < 1_000_000 else "1M"
-            parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{top + high}" stroke="#f0f0f0"/>')
-            parts.append(f'<text x="{x:.1f}" y="{top + high + 18}" text-anchor="middle" fill="#555555">{label}</text>')
-        parts.append(
-            f'<text x="{left + wide / 2}" y="{top + high + 38}" text-anchor="middle" fill="#222222">'
-            "parameters (test accuracy upwards)</text>"
-        )
-        mine = [record for record in records if record["dataset"] == name]
-        dense = {(r["dense"]["parameters"], r["dense"]["test_accuracy"]): r["dense"] for r in mine}
-        points = [(network, "#c0392b") for network in dense.values()] + [(r["small"], "#2f6f8f") for r in mine]
-        for network, colour in points:
-            x, y = at(network)
-            label = f"{100 * network['test_accuracy']:.1f}"
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>')
-            parts.append(f'<text x="{x + 9:.1f}" y="{y + 4:.1f}" fill="{colour}">{label}</text>')
+    """Accuracy against parameters and against packed bytes, from records."""
+    side, top, high, foot = 400, 64, 240, 60
+    parts = sheet(2 * side, len(SIZES) * (top + high + foot) + 24, 12)
+    kinds = (PAPER, CUT, SCRATCH, SMALL_CUT, OTHER)
+    for n, (name, colour) in enumerate(kinds):
+        x, y = 60 + 260 * (n % 3), 14 + 18 * (n // 3)
+        parts.append(f'<circle cx="{x}" cy="{y}" r="5" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 10}" y="{y + 4}" fill="{colour}">{escape(name)}</text>')
+    for row, (dataset, title, low, best, step, ranges) in enumerate(SIZES):
+        for column, (what, (fewest, most)) in enumerate(ranges.items()):
+            points = (by_parameters, by_bytes)[column](dataset)
+            left, upper = column * side + 52, 24 + row * (top + high + foot) + top
+            panel = Panel(left, upper, side - 74, high, (fewest, most), (low, best))
+            parts += panel.grid(f"{title}: test accuracy", step, what)
+            parts += panel.dots(points)
     parts.append("</svg>")
     write_text(ROOT / "docs/size.svg", "\n".join(parts) + "\n")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One diagram: sizes on a logarithmic scale to the right, accuracies in per cent upwards."""
+
+    left: int
+    top: int
+    wide: int
+    high: int
+    sizes: tuple[float, float]
+    accuracies: tuple[float, float]
+
+    def at(self, size: float, accuracy: float) -> tuple[float, float]:
+        (fewest, most), (low, best) = self.sizes, self.accuracies
+        x = self.left + self.wide * math.log(size / fewest) / math.log(most / fewest)
+        return x, self.top + self.high * (best - accuracy) / (best - low)
+
+    def grid(self, title: str, step: float, what: str) -> list[str]:
+        (fewest, most), (low, best) = self.sizes, self.accuracies
+        left, right, floor = self.left, self.left + self.wide, self.top + self.high
+        parts = [f'<text x="{left}" y="{self.top - 14}" font-weight="bold" fill="#222222">{title}</text>']
+        for k in range(int((best - low) / step + 1e-9) + 1):
+            _, y = self.at(fewest, low + k * step)
+            parts.append(f'<line x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e4e4e4"/>')
+            label = f"{low + k * step:g} %"
+            parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end" fill="#555555">{label}</text>')
+        for count in (m * 10**e for e in range(3, 7) for m in (1, 2, 5)):
+            if not fewest <= count <= most:
+                continue
+            x, _ = self.at(count, low)
+            label = f"{count // 1000}k" if count < 1_000_000 else "1M"
+            parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{self.top}" y2="{floor}" stroke="#f0f0f0"/>')
+            parts.append(f'<text x="{x:.1f}" y="{floor + 18}" text-anchor="middle" fill="#555555">{label}</text>')
+        middle = left + self.wide / 2
+        return [*parts, f'<text x="{middle}" y="{floor + 36}" text-anchor="middle" fill="#222222">{what}</text>']
+
+    def dots(self, points: list[Point]) -> list[str]:
+        """Points with their accuracies, and a point outside of the panel is a mistake in its limits."""
+        parts = []
+        for point in sorted(points, key=lambda point: point.size):
+            (fewest, most), (low, best) = self.sizes, self.accuracies
+            assert fewest <= point.size <= most, point
+            assert low <= 100 * point.accuracy <= best, point
+            x, y = self.at(point.size, 100 * point.accuracy)
+            beyond = x > self.left + self.wide - 40
+            anchor, shift = ("end", -9) if beyond else ("start", 9)
+            place = f'x="{x + shift:.1f}" y="{y + 4:.1f}" text-anchor="{anchor}" fill="{point.kind[1]}"'
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{point.kind[1]}"/>')
+            parts.append(f"<text {place}>{100 * point.accuracy:.1f}</text>")
+        return parts
 
 
 def speed() -> None:
