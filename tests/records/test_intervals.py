@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from scipy.special import xlogy
-from scipy.stats import binom, binomtest, multinomial
+from scipy.stats import binom, binomtest, multinomial, ttest_ind
 
-from quern.records.intervals import Z, tango, wilson
+from quern.records.intervals import Z, tango, welch, wilson
 
 counts = st.integers(1, 20_000).flatmap(
     lambda n: st.integers(0, n).flatmap(lambda g: st.tuples(st.just(g), st.integers(0, n - g), st.just(n)))
@@ -95,3 +95,25 @@ def test_it_holds_the_true_difference_about_95_times_in_100(count: int, truth: t
 def test_what_are_no_parts_is_refused(case: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="no interval"):
         tango(*case)
+
+
+numbers = st.lists(st.floats(-1e3, 1e3).map(lambda x: round(x, 6)), min_size=2, max_size=8)
+
+
+@given(numbers, numbers)
+def test_it_is_the_interval_of_welch(one: list[float], other: list[float]) -> None:
+    low, high = welch(one, other)
+    if min(len({*one}), len({*other})) == 1:  # of numbers that are all the same scipy warns
+        middle = np.mean(one) - np.mean(other)
+        assert low - 1e-9 <= middle <= high + 1e-9
+        assert (low == high) == (len({*one}) == len({*other}))
+        return
+    expected = ttest_ind(one, other, equal_var=False).confidence_interval(0.95)
+    reach = 1e-7 * max(1.0, high - low)
+    assert (low, high) == pytest.approx((expected.low, expected.high), abs=reach)
+
+
+def test_one_number_has_no_spread() -> None:
+    for pair in (([1.0], [1.0, 2.0]), ([1.0, 2.0], []), ([], [])):
+        with pytest.raises(ValueError, match="at least two each"):
+            welch(*pair)

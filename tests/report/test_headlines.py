@@ -18,6 +18,7 @@ def test_folded_sections_say_their_main_number(experiments: tuple[Path, Path], t
     headlines = {section.name: section.headline for section in page.sections}
     table = there(_rows.table1(load(results), "mnist"))
     beaten = [cells for cells in table.rows if cells[1].text == "quern" and cells[6].sign == "yes"]
+    assert headlines["claims"] == "Of 4 judgements 0 hold, 4 fail, 0 are open."
     assert headlines["table1"] == f"Methods by which quern beats the paper: {len(beaten)} of 2 on MNIST."
     assert headlines["table2"].endswith("penalty: 1.04 on MNIST.")
     assert headlines["curves"] == "Quaternions that R_Q makes zero: 59.50\u00a0% on MNIST."

@@ -52,7 +52,9 @@ class Budget:
     def check_drop(self, metric: Metric) -> None:
         """One sentence if more of ``metric`` may be lost than there can be."""
         if metric.percent and self.max_drop is not None and self.max_drop >= 100:
-            raise TrainingError(f"max_drop is {self.max_drop}, but must be points of accuracy, at least 0 and below 100.")
+            raise TrainingError(
+                f"max_drop is {self.max_drop}, but must be points of accuracy, at least 0 and below 100."
+            )
 
     def __bool__(self) -> bool:
         return self.of_size or self.max_drop is not None

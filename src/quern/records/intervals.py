@@ -1,8 +1,11 @@
-"""How sure a share is that was counted on some examples, and how sure the difference of two on the same examples."""
+"""How sure a share is that was counted on some examples, the difference of two on the same examples, and the
+difference of two means over seeds."""
 
 import math
+import statistics
+from collections.abc import Sequence
 
-__all__ = ["tango", "wilson"]
+__all__ = ["tango", "welch", "wilson"]
 
 Z = 1.959963984540054  # of a normal distribution, 95 % lie within so many standard deviations
 
@@ -49,3 +52,22 @@ def _rejected(delta: float, gained: int, lost: int, count: int) -> bool:
     b = (2 * count - gained + lost) * delta - gained - lost
     q = (math.sqrt(max(0.0, b * b + 8 * count * lost * delta * (1 - delta))) - b) / (4 * count)
     return (gained - lost - count * delta) ** 2 > Z * Z * count * (2 * q + delta * (1 - delta))
+
+
+def welch(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+    r"""The 95 % interval of Welch for the difference of two means, of ``one`` and ``other``, whose spreads may differ:
+
+    .. math:: \bar a - \bar b \pm t_{0.975,\nu}\,\sqrt{v_a + v_b}, \quad v = s^2/n, \quad
+       \nu = \frac{(v_a + v_b)^2}{v_a^2/(n_a - 1) + v_b^2/(n_b - 1)}
+    """
+    if min(len(one), len(other)) < 2:
+        raise ValueError(f"means of {len(one)} and {len(other)} numbers have no interval: it takes at least two each.")
+    from scipy.special import stdtrit
+
+    middle = statistics.fmean(one) - statistics.fmean(other)
+    a, b = (statistics.variance(sample) / len(sample) for sample in (one, other))
+    if a + b == 0:
+        return middle, middle
+    freedom = (a + b) ** 2 / (a**2 / (len(one) - 1) + b**2 / (len(other) - 1))
+    reach = float(stdtrit(freedom, 0.975)) * math.sqrt(a + b)
+    return middle - reach, middle + reach

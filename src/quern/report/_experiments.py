@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from quern.records import DATASETS, FAMILIES
-from quern.report import _plots, _rows
+from quern.report import _claims, _plots, _rows
 from quern.report._figures import Figure
 from quern.report._headlines import headline
 from quern.report._load import Records, load
@@ -50,10 +50,11 @@ def read_experiments(folder: Path) -> Page:
         return [(DATASETS[dataset], make(records, dataset)) for dataset in datasets for make in makers]
 
     parts: dict[str, list[tuple[str, Part | None]]] = {
+        "claims": [("experiments", _claims.table(records))],
         "table1": per_dataset(_rows.table1),
         "table2": per_dataset(_rows.table2),
         "curves": per_dataset(*(partial(_plots.curves, family=one, number=n) for n in (1, 2) for one in both)),
-        "neurons": per_dataset(_rows.claims),
+        "neurons": per_dataset(_rows.neurons),
         "compress": [("quern compress", _rows.compressed(records))],
         "front": per_dataset(_plots.final_front),
         "tuning": per_dataset(*(partial(_plots.tuning_front, family=one) for one in both), _rows.tuned),
@@ -75,6 +76,10 @@ def _section(name: str, records: Records, parts: Iterable[tuple[str, Part | None
 
 # Of every section, its title and what it shows.
 _HEADINGS = {
+    "claims": (
+        "The paper's claims, and what came out",
+        "Each claim of the paper with a verdict, in both families of runs.",
+    ),
     "table1": (
         "Table 1: accuracy and sparsity",
         "In the paper's family a weight below 0.001 is only called zero; the accuracy with it cut is given, too.",

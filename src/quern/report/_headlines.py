@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from quern.records import DATASETS
-from quern.report import _rows
+from quern.report import _claims, _rows
 from quern.report._load import Group, Records
 from quern.report._tables import mean
 
@@ -13,6 +13,11 @@ def headline(section: str, records: Records) -> str:
     if section == "compress":
         ratios = [one.dense.bytes / one.small.bytes for one in records.compressed if one.small.bytes]
         return f"Files up to {max(ratios):,.1f} times smaller; runs: {len(ratios)}." if ratios else ""
+    if section == "claims":
+        found = _claims.table(records)
+        verdicts = [row[-1].text for row in found.rows] if found else []
+        counts = ", ".join(f"{verdicts.count(one)} {text}" for one, text in _claims.SAID.items())
+        return f"Of {len(verdicts)} judgements {counts}." if verdicts else ""
     if section == "runs":
         runs = [run for group in records.groups for run in group.runs]
         return f"{len(runs)} runs, {sum(run.result.seconds for run in runs) / 3600:,.1f} hours." if runs else ""

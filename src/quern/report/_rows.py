@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from quern.records import DATASETS, FAMILIES, METHODS, NEURONS, PAPER, TABLE1, TrialRow
+from quern.records import DATASETS, FAMILIES, METHODS, NEURONS, PAPER, TABLE1, TrialRow, without_penalty
 from quern.records.schema import visible
 from quern.report._load import Compressed, Group, Records
 from quern.report._tables import NONE, Cell, Table, counted, judged, marked, mean, measured, number, ratio, word
@@ -114,7 +114,7 @@ def _bounded(value: float, method: str) -> Cell:
     return judged(number(value), value <= SLOWEST) if method in ("rq", "rql") else number(value)
 
 
-def claims(records: Records, dataset: str) -> Table | None:
+def neurons(records: Records, dataset: str) -> Table | None:
     """Networks that lost whole neurons, next to what the paper claims of its CIFAR-10 network."""
     pairs = [(family, method) for method in NEURONS for family in ("paper", "quern")]
     groups = [group for pair in pairs if (group := records.group(dataset, *pair))]
@@ -123,10 +123,10 @@ def claims(records: Records, dataset: str) -> Table | None:
     claimed = dataset == "cifar10"
     rows = []
     for group in groups:
-        none = records.group(dataset, group.family, "none")
+        none = records.group(dataset, group.family, without_penalty(group.method))
         if none is not None and none.epochs != group.epochs:  # they cannot be compared
             none = None
-        rows.append(_claim(group, none, claimed and group.method == "gamma-bn"))
+        rows.append(_neurons_row(group, none, claimed and group.method == "gamma-bn"))
     if claimed:
         claimed_cells = ("under 17", "under 15,000", "5×", "", "about 3×", "", "", "none lost")
         rows.insert(0, (word(METHODS["gamma-bn"]), word("the paper"), *map(word, claimed_cells), *_blank(2)))
@@ -134,8 +134,8 @@ def claims(records: Records, dataset: str) -> Table | None:
     columns += ("accuracy before, %", "accuracy small, %", "points against none", "runs", "epochs")
     note = (
         "Small is the network with all that counts as zero removed, before is the same network with it; points are "
-        "those of the small one against a network of the same family, and as many epochs, with neither penalty nor "
-        "batch normalisation. File and time are ratios to the network that nothing was removed from; time is "
+        "those of the small one against the same network with batch normalisation and without penalty, of the same "
+        "family and as many epochs. File and time are ratios to the network that nothing was removed from; time is "
         "onnxruntime, one image, one thread. Memory is the most that a process takes with onnxruntime and the network, "
         "for one image."
     )
@@ -149,7 +149,7 @@ def claims(records: Records, dataset: str) -> Table | None:
     return Table(f"neurons-{dataset}", f"Whole neurons removed, {DATASETS[dataset]}", columns, tuple(rows), notes)
 
 
-def _claim(group: Group, none: Group | None, claimed: bool) -> tuple[Cell, ...]:
+def _neurons_row(group: Group, none: Group | None, claimed: bool) -> tuple[Cell, ...]:
     runs = group.runs
     left = measured([run.small.neurons / max(1, run.dense.neurons) for run in runs])
     parameters = measured([float(run.small.parameters) for run in runs], 0, 1.0)
