@@ -66,6 +66,24 @@ def test_lines_are_means_over_seeds(tmp_path: Path) -> None:
     assert [name for _, name in panel.phases] == ["grind", "heal"]
 
 
+def test_figure_2_shows_test_accuracy_where_every_epoch_was_tested(tmp_path: Path) -> None:
+    def title_and_first() -> tuple[str, float]:
+        panel = there(_plots.curves(load(tmp_path), "cifar10", "quern", 2)).panels[3]
+        return panel.title, panel.lines[0].y[0]
+
+    records = [run_record("cifar10", "quern", "rq-bn", seed) for seed in range(2)]
+    for seed, record in enumerate(records):
+        for line in record["history"]:
+            line["test_accuracy"] = 0.25 + 0.5 * seed
+        write_run(tmp_path, record)
+    assert title_and_first() == ("Test accuracy", 50)
+    del records[1]["history"][-1]["test_accuracy"]
+    write_run(tmp_path, records[1])
+    title, first = title_and_first()
+    assert title == "Validation accuracy"
+    assert first == pytest.approx(100 * np.mean([0.975 - 0.05, 0.977 - 0.05]))
+
+
 def test_the_figures_of_the_paper_have_its_panels(tmp_path: Path) -> None:
     page = read_experiments(write_experiments(tmp_path, ("mnist",)))
     figures = {figure.name: figure for figure in page.figures()}

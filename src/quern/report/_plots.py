@@ -13,16 +13,20 @@ _SHOWN = {
     "component_sparsity": "Component sparsity",
     "quaternion_sparsity": "Quaternion sparsity",
     "neuron_sparsity": "Neuron sparsity",
+    "test_accuracy": "Test accuracy",
     "val_accuracy": "Validation accuracy",
 }
 
 
 def curves(records: Records, dataset: str, family: str, number: int) -> Figure | None:
     """Figure 1 or 2 of the paper: shares epoch by epoch, a line per method, the mean of its seeds with ± deviation."""
-    methods, what = (TABLE1, ("component_sparsity", "quaternion_sparsity")) if number == 1 else (FIGURE2, tuple(_SHOWN))
+    methods = TABLE1 if number == 1 else FIGURE2
     groups = [group for method in methods if (group := records.group(dataset, family, method))]
     if not groups or (number == 2 and all(group.method == "rq" for group in groups)):
         return None
+    what = ["component_sparsity", "quaternion_sparsity"]
+    if number == 2:
+        what += ["neuron_sparsity", "test_accuracy" if _tested(groups) else "val_accuracy"]
     alike = len({group.epochs for group in groups}) == 1
     phases = _phases(groups[-1]) if alike else ()  # else they begin at different places
     panels = tuple(
@@ -42,6 +46,11 @@ def curves(records: Records, dataset: str, family: str, number: int) -> Figure |
         caption += f" {OLDER_DEAD}"
     title = f"Figure {number}, {DATASETS[dataset]}, {OURS[family]}"
     return Figure(f"figure{number}-{dataset}-{family}", title, caption, panels)
+
+
+def _tested(groups: Iterable[Group]) -> bool:
+    """Whether every epoch was tested, as in the paper; older records tell of validation images alone."""
+    return all(line.test_accuracy is not None for group in groups for run in group.runs for line in run.history)
 
 
 def _by_compaction(groups: Iterable[Group]) -> bool:
