@@ -79,7 +79,8 @@ def table(records: Records) -> Table | None:
     columns = ("the paper says", "data", "from", "what came out", "verdict")
     of_two = (
         "In brackets is the 95 % interval of a difference (Welch's t, over seeds). A claim about two methods holds if "
-        f"the interval is on its side of zero, and fails if it is on the other; {_WHY_OPEN}."
+        f"the interval is on its side of zero, and fails if it is on the other; {_WHY_OPEN}. A claim that nothing is "
+        "lost holds unless the interval shows a loss."
     )
     of_one = (
         "Claims about one number are judged by the mean over seeds. The networks of L1(BN) are judged against the "
