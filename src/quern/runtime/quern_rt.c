@@ -208,10 +208,14 @@ INLINE wide_i add_wide_pairs(wide_i sum, wide_i a, wide_i b) {
 #endif
 }
 
-INLINE vi widened(const int8_t *p) { /* bytes to lanes */
+INLINE vi widened(const int8_t *p) { /* bytes to lanes; compilers take eight bytes apart if they are not told */
+#if LANES == 8
+    return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+#else
     bytes_of_lanes bytes;
     memcpy(&bytes, p, sizeof bytes);
     return __builtin_convertvector(bytes, vi);
+#endif
 }
 #if LANES == 8
 INLINE void put_bytes(vi x, int8_t *to) { /* numbers from -128 to 127 */
@@ -230,10 +234,7 @@ INLINE vi widened_pairs(const int8_t *p) { /* bytes to int16 */
 typedef int16_t shorts __attribute__((vector_size(16)));
 
 INLINE shorts widened_shorts(const int8_t *p, int16_t zero) {
-    typedef int8_t eight_bytes __attribute__((vector_size(8)));
-    eight_bytes bytes;
-    memcpy(&bytes, p, sizeof bytes);
-    return __builtin_convertvector(bytes, shorts) - zero;
+    return (shorts)_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p)) - zero;
 }
 
 /* Number n of each of eight vectors to vector n. */
@@ -485,17 +486,10 @@ static void quaternion_pairs(const int8_t *q, int32_t *p) {
     _mm_storeu_si128((__m128i *)(void *)p, _mm_sign_epi8(_mm_shuffle_epi8(_mm_cvtsi32_si128(four), order), signs));
 #elif LANES == 8
     static const pairs_of_lanes SIGNS = {1, -1, -1, -1, 1, 1, -1, 1, 1, 1, 1, -1, 1, -1, 1, 1};
-    int64_t four;
-    typedef int8_t b4 __attribute__((vector_size(4)));
-    typedef int16_t s4 __attribute__((vector_size(8)));
-    typedef int64_t l4 __attribute__((vector_size(32)));
-    b4 bytes;
-    s4 shorts;
+    int32_t four;
     pairs_of_lanes all;
-    memcpy(&bytes, q, sizeof bytes);
-    shorts = __builtin_convertvector(bytes, s4);
-    memcpy(&four, &shorts, sizeof four);
-    all = (pairs_of_lanes)(four - (l4){0});
+    memcpy(&four, q, sizeof four);
+    all = (pairs_of_lanes)_mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(four)));
     all = SHUFFLE(pairs_of_lanes, all, all, 0, 1, 2, 3, 1, 0, 3, 2, 10, 11, 8, 9, 11, 10, 9, 8) * SIGNS;
     memcpy(p, &all, sizeof all);
 #elif LANES == 1 && defined(__ARM_FEATURE_DSP)
@@ -649,8 +643,19 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     for (axis = 0; axis < 2; axis++) { /* nothing before the input, in it or behind it */
         c.in_place = c.in_place && c.stride[axis] == 1 && c.stuffing[axis] == 1 && c.padding[axis] == 0 && phase[axis] == c.size[axis];
     }
-    c.nine = lanes > 1 && !c.w.starts && !c.gathered && c.w.components == 1 && taps == 9 && c.channels == c.groups && plain(&c) &&
-             c.kernel[0] == 3 && c.dilation[0] == 1 && c.dilation[1] == 1;
+    c.nine = lanes > 1 && !c.w.starts && c.w.components == 1 && taps == 9 && c.channels == c.groups && c.w.outputs == c.groups &&
+             c.kernel[0] == 3 && c.dilation[0] * c.dilation[1] * c.stuffing[0] * c.stuffing[1] == 1 && c.stride[0] == c.stride[1] &&
+             c.stride[0] <= 2;
+    if (c.nine) { /* a plane as it is, and rows of at least a vector of results */
+        c.padded_pitch = c.stride[1] * phase[1];
+        c.row = larger(c.out[1], lanes);
+        c.span = c.out[0] * c.row;
+        c.planes_at = reserve(&used, lanes, 4 * (c.plane + 2 * lanes));
+        c.units_at = reserve(&used, lanes, working_bytes(&c.w, lanes));
+        c.sums_at = reserve(&used, lanes, 4 * (c.span + 3 * lanes));
+        c.scratch = used;
+        return c;
+    }
     if (c.eights) {
         size_t row = 16 * ((c.out[1] + 1) / 2), size = op[QRN_CONV_POOL] ? c.out[0] * c.out[1] / 4 : c.out[0] * c.out[1];
         size_t around = 0;
@@ -777,14 +782,19 @@ static void pad_pairs(const convolution *c, const int8_t *low, const int8_t *hig
 }
 
 #if LANES > 1
-/* A plane of bytes as floats, whose sums of nine products are whole numbers without rounding. */
-static void pad_bytes(const convolution *c, const int8_t *x, int32_t zero, float *plane) {
+/* A plane within its borders, which are there already; bytes as floats, whose sums of nine products are whole numbers without
+ * rounding. */
+static void put_plane(const convolution *c, const void *x, int32_t zero, float *plane) {
+    float *to = plane + c->padding[0] * c->padded_pitch + c->padding[1];
+    const int8_t *bytes = (const int8_t *)x;
     size_t y, k;
-    memset(plane, 0, 4 * c->padded);
-    for (y = 0; y < c->used[0]; y++, x += c->size[1]) {
-        float *to = plane + (c->padding[0] + y) * c->padded_pitch + c->padding[1];
-        for (k = 0; k + LANES <= c->used[1]; k += LANES) store(to + k, __builtin_convertvector(widened(x + k) - zero, vf));
-        for (; k < c->used[1]; k++) to[k] = (float)(x[k] - zero);
+    for (y = 0; y < c->used[0]; y++, bytes += c->size[1], to += c->padded_pitch) {
+        if (!c->w.pairs) {
+            copy_row((const float *)x + y * c->size[1], c->used[1], to);
+            continue;
+        }
+        for (k = 0; k + LANES <= c->used[1]; k += LANES) store(to + k, __builtin_convertvector(widened(bytes + k) - zero, vf));
+        for (; k < c->used[1]; k++) to[k] = (float)(bytes[k] - zero);
     }
 }
 #endif
@@ -948,11 +958,6 @@ static void prepare_pairs(const convolution *c, const int8_t *x, size_t g, int32
     }
 #endif
     x += g * channels * size;
-#if LANES > 1
-    if (c->nine) {
-        pad_bytes(c, x, zero, (float *)(void *)planes);
-    } else
-#endif
     if (c->w.components == 1 || c->sets == 8) { /* two channels to a pair */
         int32_t *to = c->sets == 8 ? planes + 4 * c->set : planes;
         for (set = 0; set < c->w.components; set++) {
@@ -1120,39 +1125,47 @@ KERNEL void real_output(const convolution *c, const float *x, const int32_t *pla
 }
 
 #if LANES > 1
-/* The same for all nine taps of a 3x3 kernel without stride: what is loaded of a row is used for three rows of the output.
- * Columns from right to left, because what a vector has too many belongs to the next row. */
-KERNEL void nine_taps(const convolution *c, const float *x, const float *w, float bias, float *y) {
+/* The same for all nine taps of a 3x3 kernel, at every position or every other one: what is loaded of a row is used for all rows
+ * of the output that it meets. Sums smaller than `least` become that. With `whole` they are stored as whole numbers. */
+INLINE void nine_tile(const convolution *c, const float *x, const float *w, float bias, int32_t whole_bias, float least, int step,
+                      int whole, float *y) {
     vf w0 = splat(w[0]), w1 = splat(w[1]), w2 = splat(w[2]), w3 = splat(w[3]), w4 = splat(w[4]), w5 = splat(w[5]);
     vf w6 = splat(w[6]), w7 = splat(w[7]), w8 = splat(w[8]);
-    size_t column = vectors_of(c->out[1], LANES) * LANES, row;
-    while (column > 0) {
-        const float *p = x + (column -= LANES);
+    size_t column, last = c->row - LANES, row;
+    for (column = 0;; column = smaller(column + LANES, last)) { /* the last vector of a row may overlap the one before */
+        const float *p = x + (size_t)step * column;
         float *to = y + column;
         vf two = {0}, one = two; /* sums of two rows for the output two rows above, of one for that one row above */
-        for (row = 0; row < c->out[0] + 2; row++, p += c->pitch) {
-            vf left = load(p), middle = load(p + 1), right = load(p + 2);
-            if (row >= 2) {
-                store(to, two + w6 * left + w7 * middle + w8 * right);
+        for (row = 0; row < (size_t)step * (c->out[0] - 1) + 3; row++, p += c->padded_pitch) {
+            vf left, middle, right, all;
+            if (step == 1) {
+                left = load(p), middle = load(p + 1), right = load(p + 2);
+            } else {
+                vf first = load(p), second = load(p + LANES);
+                left = EVEN(first, second), middle = ODD(first, second), right = EVEN(load(p + 2), load(p + 2 + LANES));
+            }
+            if (row >= 2 && (step == 1 || row % 2 == 0)) {
+                all = maximum(splat(least), two + w6 * left + w7 * middle + w8 * right);
+                if (whole) store_i((int32_t *)(void *)to, __builtin_convertvector(all, vi) + splat_i(whole_bias));
+                else store(to, all);
                 to += c->row;
             }
-            two = one + w3 * left + w4 * middle + w5 * right;
-            one = splat(bias) + w0 * left + w1 * middle + w2 * right;
+            if (step == 1 || row % 2 == 1) two = one + w3 * left + w4 * middle + w5 * right;
+            if (step == 1 || row % 2 == 0) one = splat(bias) + w0 * left + w1 * middle + w2 * right;
         }
+        if (column == last) break;
     }
 }
 
-/* The same in int8: pairs `w` of which the second number has no input. */
-static void nine_taps_i8(const convolution *c, const float *x, const int32_t *w, int32_t bias, float *y) {
-    float numbers[9];
-    size_t n;
-    for (n = 0; n < 9; n++) numbers[n] = (float)(int16_t)(w[n] & 0xffff);
-    nine_taps(c, x, numbers, 0, y);
-    for (n = 0; n < c->vectors; n++, y += LANES) {
-        vi sums = __builtin_convertvector(load(y), vi) + bias;
-        memcpy(y, &sums, sizeof sums);
+#define NINE_KERNEL(name, step, whole)                                                                                        \
+    KERNEL void name(const convolution *c, const float *x, const float *w, float bias, int32_t whole_bias, float least, float *y) { \
+        nine_tile(c, x, w, bias, whole_bias, least, step, whole, y);                                                          \
     }
-}
+NINE_KERNEL(nine_taps, 1, 0)
+NINE_KERNEL(nine_taps_i8, 1, 1)
+NINE_KERNEL(nine_taps_apart, 2, 0)
+NINE_KERNEL(nine_taps_apart_i8, 2, 1)
+#undef NINE_KERNEL
 #endif
 
 /* The same two in int8: sums of products of int16 pairs. */
@@ -2263,6 +2276,33 @@ static void run_eights(const machine *m, const uint32_t *op, const convolution *
 }
 #endif
 
+#if LANES > 1
+/* A depthwise 3x3 convolution: each channel from its plane straight to that of the results, where these need no more than ReLU. */
+static void run_nine(const machine *m, const convolution *c, const finishing *f, int pool, int32_t zero, const void *x, void *y) {
+    float *plane = (float *)(void *)(m->scratch + c->planes_at), *sums = (float *)(void *)(m->scratch + c->sums_at);
+    size_t size = c->out[0] * c->out[1], o, n;
+    memset(plane, 0, c->units_at - c->planes_at);
+    for (o = 0; o < c->w.outputs; o++) {
+        if (OF_I8(c->w.pairs)) {
+            const int8_t *units = (const int8_t *)c->w.values + 2 * 9 * o; /* the second number of each has no input */
+            float numbers[9];
+            for (n = 0; n < 9; n++) numbers[n] = (float)units[2 * n];
+            put_plane(c, (const int8_t *)x + o * c->size[0] * c->size[1], zero, plane);
+            (c->stride[0] == 1 ? nine_taps_i8 : nine_taps_apart_i8)(c, plane, numbers, 0, ((const int32_t *)c->w.bias)[o], -as_float(0x7f800000u), sums);
+            finish_output(c, f, pool, sums, o, 0, c->out[0], y);
+        } else {
+            const float *w = floats_of(&c->w, o, (float *)(void *)(m->scratch + c->units_at));
+            int straight = !pool && c->row == c->out[1];
+            float least = straight && f->activation == QRN_RELU ? 0.0f : -as_float(0x7f800000u), *to = straight ? (float *)y + o * size : sums;
+            put_plane(c, (const float *)x + o * c->size[0] * c->size[1], 0, plane);
+            (c->stride[0] == 1 ? nine_taps : nine_taps_apart)(c, plane, w, ((const float *)c->w.bias)[o], 0, least, to);
+            if (!straight) finish_output(c, f, pool, sums, o, 0, c->out[0], y);
+            else if (f->activation != QRN_RELU) unary(f->activation, to, to, size, f->a, f->b);
+        }
+    }
+}
+#endif
+
 static int run_conv(const machine *m, const uint32_t *op) {
     convolution c = LANES == 1 ? conv_of(m->blob, op, 0, 1) : fitting(m, op); /* without vectors there is one: no copy of it */
     finishing f = finishing_of(m, op + QRN_CONV_ACTIVATION, op[QRN_CONV_Y_DTYPE], op + QRN_CONV_QUANT, &c.w);
@@ -2277,6 +2317,12 @@ static int run_conv(const machine *m, const uint32_t *op) {
     float *planes = (float *)(void *)(m->scratch + c.planes_at);
     size_t per_group = c.w.outputs / c.groups, height = c.out[0], top, n, k, g, o;
     if (c.scratch > m->scratch_bytes) return QRN_ARENA_TOO_SMALL;
+#if LANES > 1
+    if (c.nine) {
+        run_nine(m, &c, &f, pool, (int32_t)op[QRN_CONV_QUANT + QRN_Q_X_ZERO], x, y);
+        return 0;
+    }
+#endif
 #if IN_EIGHTS
     if (c.eights) {
         run_eights(m, op, &c, &f, x, y);
@@ -2345,17 +2391,9 @@ static int run_conv(const machine *m, const uint32_t *op) {
 #if IN_BYTES
                         if (c.w.components == 4) without_excess(w, count, (int32_t)op[QRN_CONV_QUANT + QRN_Q_X_ZERO] + 128, bias_i8);
 #endif
-#if LANES > 1
-                        if (c.nine) nine_taps_i8(&c, source, w, bias_i8[0], sums);
-                        else
-#endif
                         output_i8(&c, (const int32_t *)(const void *)source, taps, w, count, bias_i8, (int32_t *)(void *)sums);
                     } else {
                         const float *w = floats_of(&c.w, o, units);
-#if LANES > 1
-                        if (c.nine) nine_taps(&c, source, w, bias[0], sums);
-                        else
-#endif
                         if (c.w.components == 1) real_output(&c, source, taps, w, count, bias[0], sums);
 #if IN_EIGHTS
                         else if (c.unbiased) few_parts_output(&c, source, taps, w, count, (float *)(void *)(m->scratch + c.block_at), sums);
