@@ -193,6 +193,20 @@ INLINE wide_f load_wide(const float *p, const size_t *start) {
     return load(p + start[0]);
 #endif
 }
+#if LANES == 8
+INLINE wide_f load_row(const float *p) {
+    wide_f v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+#endif
+INLINE wide_f maximum_wide(wide_f a, wide_f b) { /* b where one is no number */
+#if AT_ONCE == 2
+    return (wide_f)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return maximum(a, b);
+#endif
+}
 INLINE void store_wide(float *p, wide_f v) { memcpy(p, &v, sizeof v); }
 INLINE wide_i load_wide_i(const int32_t *p, const size_t *start) { return (wide_i)load_wide((const float *)(const void *)p, start); }
 INLINE void store_wide_i(int32_t *p, wide_i v) { memcpy(p, &v, sizeof v); }
@@ -211,6 +225,13 @@ INLINE wide_i add_wide_pairs(wide_i sum, wide_i a, wide_i b) {
 INLINE vi widened(const int8_t *p) { /* bytes to lanes; compilers take eight bytes apart if they are not told */
 #if LANES == 8
     return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+#elif defined(__SSE2__)
+    int32_t four;
+    __m128i bytes;
+    memcpy(&four, p, sizeof four);
+    bytes = _mm_cvtsi32_si128(four);
+    bytes = _mm_unpacklo_epi8(bytes, bytes);
+    return (vi)_mm_srai_epi32(_mm_unpacklo_epi16(bytes, bytes), 24);
 #else
     bytes_of_lanes bytes;
     memcpy(&bytes, p, sizeof bytes);
@@ -407,9 +428,12 @@ INLINE void *out_at(const machine *m, uint32_t address) { return m->arena + addr
 
 INLINE int is_none(uint32_t address) { return address == (uint32_t)QRN_NONE; }
 
-/* A part of the scratch memory: rounded up, so that the next part is aligned to a vector. */
-INLINE size_t rounded(size_t bytes, size_t lanes) { return (bytes + 4 * lanes - 1) & ~(4 * lanes - 1); }
-INLINE size_t reserve(size_t *used, size_t lanes, size_t bytes) {
+/* A part of the scratch memory: rounded up, so that the next part is aligned to what an inner loop loads. */
+INLINE size_t rounded(size_t bytes, size_t lanes) {
+    size_t unit = 4 * (lanes == LANES ? LANES * AT_ONCE : lanes);
+    return (bytes + unit - 1) & ~(unit - 1);
+}
+KERNEL size_t reserve(size_t *used, size_t lanes, size_t bytes) {
     size_t here = *used;
     *used += rounded(bytes, lanes);
     return here;
@@ -549,7 +573,10 @@ typedef struct {
     size_t out[2], vectors, row; /* positions; vectors of them; numbers from row to row of the results */
     size_t span;                 /* sums of a component of an output, with what is stored behind the last vector */
     size_t strip;                /* so many rows of all outputs are made before the next ones */
-    int by_rows, in_place, gathered, nine, eights, whole, unbiased; /* eights: the lanes of a vector are eight products; */ /* whole: eight products a quaternion for a block of outputs at once, or a block of real outputs */
+    int by_rows, gathered, nine, unbiased;
+    int paired; /* int8 with one component: a column and the next one to a pair */
+    int as_it_lies, in_place; /* planes are those of the input without a change; they are multiplied there */
+    int eights, whole; /* eight products in the lanes of a vector; or for a block of outputs at once, or a block of real ones */
     size_t planes_at, padded_at, places_at, stored_at, kernel_at, ones_at, units_at, sums_at, block_at, scratch;
 } convolution;
 
@@ -598,8 +625,10 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     c.pitch = phase[1];
     c.plane = c.stride[0] * c.stride[1] * phase[0] * phase[1];
     taps = c.w.taps;
+    c.paired = 0;
     if (pairs) {
         c.sets = c.w.components == 4 && c.parts > 3 && (lanes == 1 || !IN_BYTES) ? 2 : 1;
+        c.paired = lanes > 1 && c.w.components == 4 && c.parts == 1 && c.dilation[1] == 1 && c.stuffing[1] == 1;
         c.units = c.channels / c.groups;
         if (c.w.components == 1) c.units = (c.units + 1) / 2;
     } else {
@@ -624,7 +653,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
         taps = c.units * c.area;
     }
     if (c.whole && c.w.components == 4) c.sets = 8;
-    c.unbiased = !pairs && (c.w.components == 1 ? c.whole : IN_EIGHTS && (c.sets == 1 || (c.sets == 3 && fast)));
+    c.unbiased = !pairs && IN_EIGHTS && c.w.components == 4 && (c.sets == 1 || (c.sets == 3 && fast));
     dense = vectors_of(c.out[0] * c.out[1], lanes);
     products = c.whole ? (c.w.components == 4 ? 8u : 1u) * c.w.outputs * taps : stored * c.w.components * c.sets;
     columns = c.kernel[1] * c.stride[0] * phase[0] * c.out[1];
@@ -639,10 +668,11 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
         c.row = c.pitch = c.out[1];
         c.plane = columns;
     }
-    c.in_place = !c.gathered && !c.eights && !pairs && !constant && (c.sets != 4 || c.parts == 15);
+    c.as_it_lies = !c.gathered;
     for (axis = 0; axis < 2; axis++) { /* nothing before the input, in it or behind it */
-        c.in_place = c.in_place && c.stride[axis] == 1 && c.stuffing[axis] == 1 && c.padding[axis] == 0 && phase[axis] == c.size[axis];
+        c.as_it_lies = c.as_it_lies && c.stride[axis] == 1 && c.stuffing[axis] == 1 && c.padding[axis] == 0 && phase[axis] == c.size[axis];
     }
+    c.in_place = c.as_it_lies && !c.eights && !pairs && !constant && (c.sets != 4 || c.parts == 15);
     c.nine = lanes > 1 && !c.w.starts && c.w.components == 1 && taps == 9 && c.channels == c.groups && c.w.outputs == c.groups &&
              c.kernel[0] == 3 && c.dilation[0] * c.dilation[1] * c.stuffing[0] * c.stuffing[1] == 1 && c.stride[0] == c.stride[1] &&
              c.stride[0] <= 2;
@@ -684,7 +714,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     c.ones_at = constant ? reserve(&used, lanes, 4 * (c.plane + lanes)) : 0;
     c.kernel_at = reserve(&used, lanes, 4 * c.area);
     c.places_at = reserve(&used, lanes, 4 * taps);
-    c.stored_at = reserve(&used, lanes, c.w.starts && !c.whole ? 4 * c.w.taps : 0);
+    c.stored_at = reserve(&used, lanes, (c.w.starts || c.paired) && !c.whole ? 4 * c.w.taps : 0);
     c.units_at = reserve(&used, lanes, !c.whole ? working_bytes(&c.w, lanes) : pairs || (!c.w.starts && c.w.dtype == QRN_F32) ? 0 : 4 * BLOCK * c.w.taps * c.w.components);
     if (lanes == 1) c.vectors = c.strip * c.out[1];
     c.span = span_of(c.vectors, lanes);
@@ -698,6 +728,9 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
 INLINE void copy_row(const float *x, size_t count, float *y) {
     size_t k = 0;
     if (count >= LANES) {
+#if AT_ONCE == 2
+        for (; k + 2 * LANES <= count; k += 2 * LANES) store_wide(y + k, load_row(x + k));
+#endif
         for (; k + LANES <= count; k += LANES) store(y + k, load(x + k));
         if (k < count) store(y + count - LANES, load(x + count - LANES));
         return;
@@ -750,21 +783,51 @@ static void pad_floats(const convolution *c, const float *x, float *plane) {
     for (; y < c->used[0]; y++, x += c->size[1]) put_row(c, c->padding[0] + y * c->stuffing[0], 0, x, width, plane);
 }
 
-/* Bytes of two planes, either of which may be missing, as int16 pairs. */
+/* Bytes of two planes, either of which may be missing, as int16 pairs; vectors may overlap. */
 static void pairs_of_bytes(const int8_t *low, const int8_t *high, int32_t zero, size_t count, int32_t *to) {
     size_t k = 0;
 #if LANES > 1
-    for (; k + LANES <= count; k += LANES) {
-        vi first = low ? widened(low + k) - zero : (vi){0}, second = high ? widened(high + k) - zero : (vi){0};
-        store_i(to + k, (first & 0xffff) | (second << 16));
+    for (; k < count && count >= LANES; k += LANES) {
+        size_t n = smaller(k, count - LANES);
+        vi first = low ? widened(low + n) - zero : (vi){0}, second = high ? widened(high + n) - zero : (vi){0};
+        store_i(to + n, (first & 0xffff) | (second << 16));
     }
 #endif
     for (; k < count; k++) to[k] = pair(low ? low[k] - zero : 0, high ? high[k] - zero : 0);
 }
 
+#if LANES > 1
+/* Pairs of a column and the next one, as far as there is one. */
+INLINE void pairs_of_columns(const int8_t *x, size_t left, int32_t zero, size_t count, int32_t *to) {
+    pairs_of_bytes(x, x + 1, zero, count - 1, to);
+    to[count - 1] = pair(x[count - 1] - zero, left > count ? x[count] - zero : 0);
+}
+
+/* A plane of bytes as one of such pairs, the borders' last column with the first of the image. */
+static void pad_columns(const convolution *c, const int8_t *x, int32_t zero, int32_t *plane) {
+    size_t y, k, count;
+    memset(plane, 0, 4 * c->padded);
+    for (y = 0; y < c->used[0]; y++, x += c->size[1]) {
+        size_t row = c->padding[0] + y * c->stuffing[0];
+        if (plain(c)) pairs_of_columns(x, c->size[1], zero, c->used[1], plane + row * c->padded_pitch + c->padding[1]);
+        for (k = 0; !plain(c) && k < c->used[1]; k += count) {
+            int32_t pairs[SHARE];
+            count = smaller(SHARE, c->used[1] - k);
+            pairs_of_columns(x + k, c->size[1] - k, zero, count, pairs);
+            put_row(c, row, k, (const float *)(const void *)pairs, count, (float *)(void *)plane);
+        }
+        if (c->padding[1] > 0) plane[place_of(c, row, c->padding[1] - 1)] = pair(0, x[0] - zero);
+    }
+}
+#endif
+
 /* Two planes of bytes as one of pairs. */
 static void pad_pairs(const convolution *c, const int8_t *low, const int8_t *high, int32_t zero, int32_t *plane) {
     size_t y, k;
+    if (c->as_it_lies) {
+        pairs_of_bytes(low, high, zero, c->padded, plane);
+        return;
+    }
     memset(plane, 0, 4 * c->padded);
     for (y = 0; y < c->used[0]; y++) {
         size_t row = c->padding[0] + y * c->stuffing[0], n = y * c->size[1], count;
@@ -869,11 +932,25 @@ INLINE void put_words(const int8_t *const *part, size_t n, size_t count, int32_t
     _mm_storeu_si128((__m128i *)(void *)to, _mm_unpacklo_epi16(ri, jk));
     if (count == 8) _mm_storeu_si128((__m128i *)(void *)(to + 4), _mm_unpackhi_epi16(ri, jk));
 }
+INLINE void put_32_words(const int8_t *const *part, size_t n, int32_t *to) {
+    __m256i sign = _mm256_set1_epi8(-128), a[4], low, low2, high, high2, words[4];
+    size_t m;
+    for (m = 0; m < 4; m++) a[m] = _mm256_xor_si256((__m256i)load_i((const int32_t *)(const void *)(part[m] + n)), sign);
+    low = _mm256_unpacklo_epi8(a[0], a[1]), low2 = _mm256_unpacklo_epi8(a[2], a[3]);
+    high = _mm256_unpackhi_epi8(a[0], a[1]), high2 = _mm256_unpackhi_epi8(a[2], a[3]);
+    words[0] = _mm256_unpacklo_epi16(low, low2), words[1] = _mm256_unpackhi_epi16(low, low2);
+    words[2] = _mm256_unpacklo_epi16(high, high2), words[3] = _mm256_unpackhi_epi16(high, high2);
+    for (m = 0; m < 4; m += 2) { /* within each half of a vector so far */
+        store_i(to + 4 * m, (vi)_mm256_permute2x128_si256(words[m], words[m + 1], 0x20));
+        store_i(to + 4 * m + 16, (vi)_mm256_permute2x128_si256(words[m], words[m + 1], 0x31));
+    }
+}
 
 /* So many positions; vectors may overlap. */
 static void words_of(const int8_t *const *part, size_t count, int32_t *to) {
     size_t k = 0, m;
     if (count >= 8) {
+        for (; k + 32 <= count; k += 32) put_32_words(part, k, to + k);
         for (; k + 8 <= count; k += 8) put_words(part, k, 8, to + k);
         if (k < count) put_words(part, count - 8, 8, to + count - 8);
     } else if (count >= 4) {
@@ -911,7 +988,12 @@ static void prepare_bytes(const convolution *c, const int8_t *x, size_t g, int32
     x += g * c->units * size;
     for (n = 0; n < c->units; n++, planes += c->plane) {
         int32_t *plane = c->gathered ? padded : planes;
-        for (k = 0; k < c->padded; k++) plane[k] = nothing;
+        if (c->as_it_lies) {
+            quaternion_words(x, c->channels * size, c->parts, zero, size, plane);
+            x += size;
+            continue;
+        }
+        for (k = 0; k < c->padded; k += LANES) store_i(plane + k, splat_i(nothing)); /* the last one too long */
         for (y = 0; y < c->used[0]; y++, x += c->size[1]) {
             size_t row = c->padding[0] + y * c->stuffing[0];
             if (plain(c)) {
@@ -951,6 +1033,17 @@ static void transform_pairs(int32_t *planes, size_t count) {
 /* The planes of group g. */
 static void prepare_pairs(const convolution *c, const int8_t *x, size_t g, int32_t zero, int32_t *planes, int32_t *padded) {
     size_t size = c->size[0] * c->size[1], channels = c->channels / c->groups, n, set;
+#if LANES > 1
+    if (c->paired) {
+        for (n = 0; n < channels; n++) {
+            int32_t *plane = planes + n * c->plane;
+            pad_columns(c, x + (g * channels + n) * size, zero, c->gathered ? padded : plane);
+            if (c->gathered) gather_columns(c, padded, plane);
+        }
+        memset(planes + c->set, 0, 4 * LANES);
+        return;
+    }
+#endif
 #if IN_BYTES
     if (c->w.components == 4) {
         prepare_bytes(c, x, g, zero, planes, padded);
@@ -1126,46 +1219,67 @@ KERNEL void real_output(const convolution *c, const float *x, const int32_t *pla
 
 #if LANES > 1
 /* The same for all nine taps of a 3x3 kernel, at every position or every other one: what is loaded of a row is used for all rows
- * of the output that it meets. Sums smaller than `least` become that. With `whole` they are stored as whole numbers. */
-INLINE void nine_tile(const convolution *c, const float *x, const float *w, float bias, int32_t whole_bias, float least, int step,
-                      int whole, float *y) {
-    vf w0 = splat(w[0]), w1 = splat(w[1]), w2 = splat(w[2]), w3 = splat(w[3]), w4 = splat(w[4]), w5 = splat(w[5]);
-    vf w6 = splat(w[6]), w7 = splat(w[7]), w8 = splat(w[8]);
-    size_t column, last = c->row - LANES, row;
-    for (column = 0;; column = smaller(column + LANES, last)) { /* the last vector of a row may overlap the one before */
-        const float *p = x + (size_t)step * column;
-        float *to = y + column;
-        vf two = {0}, one = two; /* sums of two rows for the output two rows above, of one for that one row above */
-        for (row = 0; row < (size_t)step * (c->out[0] - 1) + 3; row++, p += c->padded_pitch) {
-            vf left, middle, right, all;
-            if (step == 1) {
-                left = load(p), middle = load(p + 1), right = load(p + 2);
-            } else {
-                vf first = load(p), second = load(p + LANES);
-                left = EVEN(first, second), middle = ODD(first, second), right = EVEN(load(p + 2), load(p + 2 + LANES));
-            }
-            if (row >= 2 && (step == 1 || row % 2 == 0)) {
-                all = maximum(splat(least), two + w6 * left + w7 * middle + w8 * right);
-                if (whole) store_i((int32_t *)(void *)to, __builtin_convertvector(all, vi) + splat_i(whole_bias));
-                else store(to, all);
-                to += c->row;
-            }
-            if (step == 1 || row % 2 == 1) two = one + w3 * left + w4 * middle + w5 * right;
-            if (step == 1 || row % 2 == 0) one = splat(bias) + w0 * left + w1 * middle + w2 * right;
-        }
-        if (column == last) break;
-    }
-}
-
-#define NINE_KERNEL(name, step, whole)                                                                                        \
+ * of the output that it meets. Sums smaller than `least` become that. `as_whole` may make whole numbers of them, and adds their
+ * bias. */
+#define NINE_KERNEL(name, vector, fetch, all, most, step, three, as_whole)                                                    \
     KERNEL void name(const convolution *c, const float *x, const float *w, float bias, int32_t whole_bias, float least, float *y) { \
-        nine_tile(c, x, w, bias, whole_bias, least, step, whole, y);                                                          \
+        vector w0 = all(w[0]), w1 = all(w[1]), w2 = all(w[2]), w3 = all(w[3]), w4 = all(w[4]), w5 = all(w[5]);                \
+        vector w6 = all(w[6]), w7 = all(w[7]), w8 = all(w[8]);                                                                \
+        enum { EACH = sizeof(vector) / 4 };                                                                                   \
+        size_t column, last = c->row - EACH, row, pitch = c->padded_pitch, rows = (step) * (c->out[0] - 1) + 3;               \
+        (void)whole_bias;                                                                                                     \
+        for (column = 0;; column = smaller(column + EACH, last)) { /* the last vector of a row may overlap the one before */  \
+            const float *p = x + (step) * column;                                                                             \
+            float *to = y + column;                                                                                           \
+            vector two = {0}, one = two; /* sums of two rows for the output two rows above, of one for that one row above */  \
+            for (row = 0; row < rows; row++, p += pitch) {                                                                    \
+                vector left, middle, right;                                                                                   \
+                three(fetch);                                                                                                 \
+                if (row >= 2 && ((step) == 1 || row % 2 == 0)) {                                                              \
+                    as_whole(most(all(least), two + w6 * left + w7 * middle + w8 * right));                                   \
+                    to += c->row;                                                                                             \
+                }                                                                                                             \
+                if ((step) == 1 || row % 2 == 1) two = one + w3 * left + w4 * middle + w5 * right;                            \
+                if ((step) == 1 || row % 2 == 0) one = all(bias) + w0 * left + w1 * middle + w2 * right;                      \
+            }                                                                                                                 \
+            if (column == last) break;                                                                                        \
+        }                                                                                                                     \
     }
-NINE_KERNEL(nine_taps, 1, 0)
-NINE_KERNEL(nine_taps_i8, 1, 1)
-NINE_KERNEL(nine_taps_apart, 2, 0)
-NINE_KERNEL(nine_taps_apart_i8, 2, 1)
+#define SIDE_BY_SIDE(fetch) left = fetch(p), middle = fetch(p + 1), right = fetch(p + 2)
+#define EVERY_OTHER(fetch)                                           \
+    left = EVEN(fetch(p), fetch(p + LANES)), middle = ODD(fetch(p), fetch(p + LANES)), \
+    right = EVEN(fetch(p + 2), fetch(p + 2 + LANES))
+#define AS_IT_IS(sums) store(to, sums)
+#define AS_WHOLE(sums) store_i((int32_t *)(void *)to, __builtin_convertvector(sums, vi) + splat_i(whole_bias))
+NINE_KERNEL(nine_taps, vf, load, splat, maximum, 1u, SIDE_BY_SIDE, AS_IT_IS)
+NINE_KERNEL(nine_taps_i8, vf, load, splat, maximum, 1u, SIDE_BY_SIDE, AS_WHOLE)
+NINE_KERNEL(nine_taps_apart, vf, load, splat, maximum, 2u, EVERY_OTHER, AS_IT_IS)
+NINE_KERNEL(nine_taps_apart_i8, vf, load, splat, maximum, 2u, EVERY_OTHER, AS_WHOLE)
+#if AT_ONCE == 2
+#define WIDE_AS_IT_IS(sums) store_wide(to, sums)
+#define WIDE_AS_WHOLE(sums) store_wide_i((int32_t *)(void *)to, __builtin_convertvector(sums, wide_i) + splat_wide_i(whole_bias))
+NINE_KERNEL(nine_taps_wide, wide_f, load_row, splat_wide, maximum_wide, 1u, SIDE_BY_SIDE, WIDE_AS_IT_IS)
+NINE_KERNEL(nine_taps_wide_i8, wide_f, load_row, splat_wide, maximum_wide, 1u, SIDE_BY_SIDE, WIDE_AS_WHOLE)
+#undef WIDE_AS_WHOLE
+#undef WIDE_AS_IT_IS
+#endif
+#undef AS_WHOLE
+#undef AS_IT_IS
+#undef EVERY_OTHER
+#undef SIDE_BY_SIDE
 #undef NINE_KERNEL
+
+static void nine_sums(const convolution *c, const float *x, const float *w, float bias, int32_t whole_bias, float least, float *y) {
+    static void (*const kernels[2][2])(const convolution *, const float *, const float *, float, int32_t, float, float *) = {
+        {nine_taps, nine_taps_i8}, {nine_taps_apart, nine_taps_apart_i8}};
+#if AT_ONCE == 2
+    if (c->stride[0] == 1 && c->row >= 2 * LANES) {
+        (c->w.pairs ? nine_taps_wide_i8 : nine_taps_wide)(c, x, w, bias, whole_bias, least, y);
+        return;
+    }
+#endif
+    kernels[c->stride[0] - 1][c->w.pairs](c, x, w, bias, whole_bias, least, y);
+}
 #endif
 
 /* The same two in int8: sums of products of int16 pairs. */
@@ -1547,33 +1661,46 @@ static void spread(const weights *weight, size_t first, size_t outputs, float *r
     spread_block(units, weight->taps, w);
 }
 
+/* Where the sums of an output go, and those of its components: `size` of them each, none smaller than `least`. */
+typedef struct {
+    float *y, least;
+    size_t output, component, size;
+} destination;
+
+INLINE void put_sums(const destination *to, size_t output, size_t component, size_t at, wide_f sums) {
+    float *y = to->y + output * to->output + component * to->component + at;
+    sums = maximum_wide(splat_wide(to->least), sums);
+    if (at + LANES * AT_ONCE <= to->size) store_wide(y, sums);
+    else if (at < to->size) memcpy(y, &sums, 4 * (to->size - at));
+}
+
 /* A block of outputs of a layer of which most quaternions are stored, with 8 real products for each: c = w (x) x is, with H
  * the Walsh-Hadamard matrix,
  *     (-c_r, c_i, c_j, c_k) = H[(H w) o (H x)] / 4 - 2 (w_r x_r, w_k x_j, w_i x_k, w_j x_i).
- * `x` is H x, `y` gets planes of output 0, 1, ... with four components each. */
+ * `x` is H x. */
 static void hadamard_outputs(const convolution *c, const float *x, const float *components, const int32_t *place, size_t first,
-                             size_t outputs, float *rows, float *w, float *y) {
-    size_t taps = c->w.taps, step = taps * BLOCK, set = c->in_place ? c->channels * c->plane : c->set, stride = c->span, o, v, g, k, vectors;
+                             size_t outputs, float *rows, float *w, const destination *to) {
+    size_t taps = c->w.taps, step = taps * BLOCK, set = c->in_place ? c->channels * c->plane : c->set, o, v, g, k, vectors;
     const float *bias = (const float *)c->w.bias + first;
     walk at = walk_of(c);
     spread(&c->w, first, outputs, rows, w);
     for (v = 0; v < c->vectors; v += vectors) {
-        float sums[8][BLOCK][BLOCK_VECTORS * LANES];
+        wide_f sums[8][BLOCK][BLOCK_VECTORS / AT_ONCE]; /* aligned */
         size_t start[BLOCK_VECTORS];
         vectors = next_starts(c, &at, c->vectors - v, BLOCK_VECTORS, start);
         for (g = 0; g < 8; g++) {
             const float *from = g < 4 ? x + g * c->set : components + (g - 4) * set;
-            block_sums(from, place, taps, w + g * step, BLOCK, outputs, start, vectors, sums[g][0], BLOCK_VECTORS * LANES);
+            block_sums(from, place, taps, w + g * step, BLOCK, outputs, start, vectors, (float *)(void *)sums[g], BLOCK_VECTORS * LANES);
         }
         for (o = 0; o < outputs; o++) {
-            float *to = y + 4 * o * stride + v * LANES;
-            for (k = 0; k < vectors * LANES; k += LANES, to += LANES) {
-                vf p0 = load(sums[0][o] + k), p1 = load(sums[1][o] + k), p2 = load(sums[2][o] + k), p3 = load(sums[3][o] + k);
-                vf s = p0 + p1, d = p0 - p1, t = p2 + p3, e = p2 - p3;
-                store(to, 2.0f * load(sums[4][o] + k) - 0.25f * (s + t) + bias[o]);
-                store(to + stride, 0.25f * (d + e) - 2.0f * load(sums[6][o] + k) + bias[c->w.outputs + o]);
-                store(to + 2 * stride, 0.25f * (s - t) - 2.0f * load(sums[7][o] + k) + bias[2 * c->w.outputs + o]);
-                store(to + 3 * stride, 0.25f * (d - e) - 2.0f * load(sums[5][o] + k) + bias[3 * c->w.outputs + o]);
+            for (k = 0; k * AT_ONCE < vectors; k++) {
+                wide_f p0 = sums[0][o][k], p1 = sums[1][o][k], p2 = sums[2][o][k], p3 = sums[3][o][k];
+                size_t here = (v + k * AT_ONCE) * LANES;
+                wide_f s = p0 + p1, d = p0 - p1, t = p2 + p3, e = p2 - p3;
+                put_sums(to, o, 0, here, 2.0f * sums[4][o][k] - 0.25f * (s + t) + bias[o]);
+                put_sums(to, o, 1, here, 0.25f * (d + e) - 2.0f * sums[6][o][k] + bias[c->w.outputs + o]);
+                put_sums(to, o, 2, here, 0.25f * (s - t) - 2.0f * sums[7][o][k] + bias[2 * c->w.outputs + o]);
+                put_sums(to, o, 3, here, 0.25f * (d - e) - 2.0f * sums[5][o][k] + bias[3 * c->w.outputs + o]);
             }
         }
     }
@@ -1581,17 +1708,22 @@ static void hadamard_outputs(const convolution *c, const float *x, const float *
 
 /* A block of outputs of a real layer. */
 static void real_outputs(const convolution *c, const float *x, const int32_t *place, size_t first, size_t outputs,
-                         float *rows, float *w, float *y) {
-    size_t taps = c->w.taps, stride = c->span, o, t, v, vectors;
+                         float *rows, float *w, const destination *to) {
+    size_t taps = c->w.taps, o, t, v, k, vectors;
+    const float *bias = (const float *)c->w.bias + first;
     walk at = walk_of(c);
     for (o = 0; o < outputs; o++) {
         const float *q = dense_floats(&c->w, first + o, rows);
         for (t = 0; t < taps; t++) w[t * BLOCK + o] = q[t];
     }
     for (v = 0; v < c->vectors; v += vectors) {
+        wide_f sums[BLOCK][BLOCK_VECTORS / AT_ONCE];
         size_t start[BLOCK_VECTORS];
         vectors = next_starts(c, &at, c->vectors - v, BLOCK_VECTORS, start);
-        block_sums(x, place, taps, w, BLOCK, outputs, start, vectors, y + v * LANES, stride);
+        block_sums(x, place, taps, w, BLOCK, outputs, start, vectors, (float *)(void *)sums, BLOCK_VECTORS * LANES);
+        for (o = 0; o < outputs; o++) {
+            for (k = 0; k * AT_ONCE < vectors; k++) put_sums(to, o, 0, (v + k * AT_ONCE) * LANES, sums[o][k] + bias[o]);
+        }
     }
 }
 
@@ -1653,6 +1785,26 @@ static void outputs_i8(const convolution *c, const int32_t *x, const int32_t *pl
                 }
             }
         }
+    }
+}
+/* A quaternion output in int8, without its bias, if the input has one component: like a block of four outputs of pairs, each of
+ * a tap and, where it is stored too, the next one of its row. The pairs' weights go to `w`, their places to `places`. */
+static void gray_output_i8(const convolution *c, const int32_t *x, const int32_t *place, size_t o, int32_t *places, int32_t *w, int32_t *y) {
+    size_t stored = unit_count(&c->w, o), count = 0, n, m, v, vectors, start[BLOCK_VECTORS];
+    const int8_t *q = (const int8_t *)c->w.values + 4 * first_unit(&c->w, o);
+    walk at = walk_of(c);
+    if (c->w.starts) stored_taps(&c->w, o, NULL, places);
+    for (n = 0; n < stored; n++, count++) {
+        size_t tap = c->w.starts ? (size_t)places[n] : n, next = n + 1 < stored ? c->w.starts ? (size_t)places[n + 1] : n + 1 : 0;
+        const int8_t *first = q + 4 * n;
+        int two = next == tap + 1 && next % c->kernel[1] != 0;
+        for (m = 0; m < 4; m++) w[4 * count + m] = pair(first[m], two ? first[4 + m] : 0);
+        places[count] = place[tap];
+        n += (size_t)two;
+    }
+    for (v = 0; v < c->vectors; v += vectors) {
+        vectors = next_starts(c, &at, c->vectors - v, BLOCK_VECTORS, start);
+        block_sums_i8(x, places, count, w, 4, 4, start, vectors, y + v * LANES, c->span);
     }
 }
 #endif
@@ -1801,11 +1953,6 @@ KERNEL void eight_weights_i8(const int8_t *q, size_t count, int16_t *w) {
 #define EACH_SUM(do)                                                                                               \
     do(0, s0) do(1, s1) do(2, s2) do(3, s3) do(4, s4) do(5, s5) do(6, s6) do(7, s7) do(8, s8) do(9, s9) do(10, s10) \
     do(11, s11) do(12, s12) do(13, s13) do(14, s14) do(15, s15)
-INLINE wide_f load_row(const float *p) {
-    wide_f v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
 INLINE wide_f load_twice(const float *w) { /* in each half of a register */
 #if AT_ONCE == 2
     return (wide_f)_mm512_broadcast_f64x4((__m256d)load(w));
@@ -2134,7 +2281,15 @@ static size_t gather_i8(int32_t *sums, size_t row, const size_t *out, int pool) 
     return height * width;
 }
 
-#if LANES == 8
+#if AT_ONCE == 2
+/* The same for sixteen numbers. */
+INLINE __m512i rescaled_lanes(__m512i sums, int32_t multiplier, int32_t shift) {
+    __m512i by = _mm512_set1_epi32(multiplier), half = _mm512_set1_epi64(1 << 30);
+    __m512i even = _mm512_srli_epi64(_mm512_add_epi64(_mm512_mul_epi32(sums, by), half), 31);
+    __m512i odd = _mm512_slli_epi64(_mm512_add_epi64(_mm512_mul_epi32(_mm512_srli_epi64(sums, 32), by), half), 1);
+    return (__m512i)(((wide_i)_mm512_mask_blend_epi32(0xaaaa, even, odd) + (int32_t)((1u << shift) >> 1)) >> shift);
+}
+#elif LANES == 8
 /* The same for eight numbers. */
 INLINE __m256i rescaled_lanes(vi values, int32_t multiplier, int32_t shift) {
     __m256i sums = (__m256i)values, by = _mm256_set1_epi32(multiplier), half = _mm256_set1_epi64x(1 << 30);
@@ -2144,17 +2299,26 @@ INLINE __m256i rescaled_lanes(vi values, int32_t multiplier, int32_t shift) {
 }
 #endif
 
-static void finish_i8(const finishing *f, const int32_t *sums, size_t count, size_t o, size_t first, void *y) {
+/* Whole sums and `bias`, as output o takes them, to y. */
+static void finish_i8(const finishing *f, const int32_t *sums, int32_t bias, size_t count, size_t o, size_t first, void *y) {
     size_t n;
     if (f->y_dtype == QRN_I8) {
         int8_t *to = (int8_t *)y + first; /* bytes may be anything: what is read of f is read before they are written */
         int32_t multiplier = f->multipliers[o], shift = f->shifts[o], zero = f->zero, low = f->low, high = f->high;
         n = 0;
-#if LANES == 8
+#if AT_ONCE == 2
+        for (; n < count; n += 16) { /* sixteen, or the last ones */
+            __mmask16 there = (__mmask16)(count - n >= 16 ? 0xffffu : (1u << (count - n)) - 1);
+            __m512i value = _mm512_add_epi32(_mm512_maskz_loadu_epi32(there, sums + n), _mm512_set1_epi32(bias));
+            value = rescaled_lanes(value, multiplier, shift);
+            value = _mm512_min_epi32(_mm512_max_epi32(value, _mm512_set1_epi32(low - zero)), _mm512_set1_epi32(high - zero));
+            _mm512_mask_cvtepi32_storeu_epi8(to + n, there, _mm512_add_epi32(value, _mm512_set1_epi32(zero)));
+        }
+#elif LANES == 8
         for (; n + 8 <= count; n += 16) { /* sixteen, or the last eight */
             int all = n + 16 <= count;
-            __m256i first = rescaled_lanes(load_i(sums + n), multiplier, shift);
-            __m256i second = all ? rescaled_lanes(load_i(sums + n + 8), multiplier, shift) : first;
+            __m256i first = rescaled_lanes(load_i(sums + n) + bias, multiplier, shift);
+            __m256i second = all ? rescaled_lanes(load_i(sums + n + 8) + bias, multiplier, shift) : first;
             __m256i value = _mm256_adds_epi16(_mm256_packs_epi32(first, second), _mm256_set1_epi16((int16_t)zero));
             value = _mm256_min_epi16(_mm256_max_epi16(value, _mm256_set1_epi16((int16_t)low)), _mm256_set1_epi16((int16_t)high));
             value = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(value, value), _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5));
@@ -2163,10 +2327,10 @@ static void finish_i8(const finishing *f, const int32_t *sums, size_t count, siz
         }
         if (n > count) n -= 8;
 #endif
-        for (; n < count; n++) to[n] = to_i8(rescaled(sums[n], multiplier, shift), zero, low, high);
+        for (; n < count; n++) to[n] = to_i8(rescaled(sums[n] + bias, multiplier, shift), zero, low, high);
     } else {
         float *to = (float *)y + first;
-        for (n = 0; n < count; n++) to[n] = (float)sums[n] * f->scales[o];
+        for (n = 0; n < count; n++) to[n] = (float)(sums[n] + bias) * f->scales[o];
         unary(f->activation, to, to, count, f->a, f->b);
     }
 }
@@ -2181,7 +2345,7 @@ static void finish_output(const convolution *c, const finishing *f, int pool, vo
         if (OF_I8(c->w.pairs)) {
             int32_t *plane = (int32_t *)sums + m * stride;
             count = gather_i8(plane, c->row, c->out, pool);
-            finish_i8(f, plane, count, o, first, y);
+            finish_i8(f, plane, c->paired ? ((const int32_t *)c->w.bias)[m * c->w.outputs + o] : 0, count, o, first, y);
         } else {
             float *to = (float *)y + first;
             int relu = f->activation == QRN_RELU, spill = c->w.outputs - o > 1 && (c->w.outputs - o - 1) * size >= LANES;
@@ -2195,7 +2359,8 @@ static void finish_output(const convolution *c, const finishing *f, int pool, vo
 /* The fastest plan that the arena has room for. */
 static convolution fitting(const machine *m, const uint32_t *op) {
     convolution c = conv_of(m->blob, op, 1, LANES);
-    return c.scratch <= m->scratch_bytes ? c : conv_of(m->blob, op, 0, LANES);
+    if (c.scratch > m->scratch_bytes) c = conv_of(m->blob, op, 0, LANES);
+    return c;
 }
 
 #if IN_EIGHTS
@@ -2270,7 +2435,7 @@ static void run_eights(const machine *m, const uint32_t *op, const convolution *
             }
         }
         for (b = 0; pairs && b < 4; b++) {
-            finish_i8(f, (const int32_t *)(const void *)(m->scratch + c->padded_at) + b * size, size, o, (b * c->w.outputs + o) * size, y);
+            finish_i8(f, (const int32_t *)(const void *)(m->scratch + c->padded_at) + b * size, 0, size, o, (b * c->w.outputs + o) * size, y);
         }
     }
 }
@@ -2288,18 +2453,27 @@ static void run_nine(const machine *m, const convolution *c, const finishing *f,
             float numbers[9];
             for (n = 0; n < 9; n++) numbers[n] = (float)units[2 * n];
             put_plane(c, (const int8_t *)x + o * c->size[0] * c->size[1], zero, plane);
-            (c->stride[0] == 1 ? nine_taps_i8 : nine_taps_apart_i8)(c, plane, numbers, 0, ((const int32_t *)c->w.bias)[o], -as_float(0x7f800000u), sums);
+            nine_sums(c, plane, numbers, 0, ((const int32_t *)c->w.bias)[o], -as_float(0x7f800000u), sums);
             finish_output(c, f, pool, sums, o, 0, c->out[0], y);
         } else {
             const float *w = floats_of(&c->w, o, (float *)(void *)(m->scratch + c->units_at));
             int straight = !pool && c->row == c->out[1];
             float least = straight && f->activation == QRN_RELU ? 0.0f : -as_float(0x7f800000u), *to = straight ? (float *)y + o * size : sums;
             put_plane(c, (const float *)x + o * c->size[0] * c->size[1], 0, plane);
-            (c->stride[0] == 1 ? nine_taps : nine_taps_apart)(c, plane, w, ((const float *)c->w.bias)[o], 0, least, to);
+            nine_sums(c, plane, w, ((const float *)c->w.bias)[o], 0, least, to);
             if (!straight) finish_output(c, f, pool, sums, o, 0, c->out[0], y);
             else if (f->activation != QRN_RELU) unary(f->activation, to, to, size, f->a, f->b);
         }
     }
+}
+#endif
+
+#if LANES > 1
+/* The results of outputs from `first` on, where the rows of sums are theirs. */
+static destination straight_to(const convolution *c, const finishing *f, size_t first, float *y) {
+    size_t size = c->out[0] * c->out[1];
+    destination to = {y + first * size, f->activation == QRN_RELU ? 0.0f : -as_float(0x7f800000u), size, c->w.outputs * size, size};
+    return to;
 }
 #endif
 
@@ -2309,6 +2483,9 @@ static int run_conv(const machine *m, const uint32_t *op) {
     const void *x = at(m, op[QRN_CONV_X]);
     void *y = out_at(m, op[QRN_CONV_Y]);
     int pool = (int)op[QRN_CONV_POOL];
+#if LANES > 1
+    int straight = c.whole && !c.w.pairs && !pool && is_none(op[QRN_CONV_CONSTANT]) && c.row == c.out[1];
+#endif
     int32_t *kernel = (int32_t *)(void *)(m->scratch + c.kernel_at), *place = (int32_t *)(void *)(m->scratch + c.places_at);
     int32_t *stored = (int32_t *)(void *)(m->scratch + c.stored_at);
     const int32_t *taps = c.w.starts ? stored : place;
@@ -2374,8 +2551,16 @@ static int run_conv(const machine *m, const uint32_t *op) {
                     if (c.w.pairs) {
                         outputs_i8(&c, (const int32_t *)(const void *)source, place, o, many,
                                    (int32_t *)(void *)block, (int32_t *)(void *)sums);
-                    } else if (c.w.components == 4) hadamard_outputs(&c, source, c.in_place ? lies : source + 4 * c.set, place, o, many, units, block, sums);
-                    else real_outputs(&c, source, place, o, many, units, block, sums);
+                    } else {
+                        destination to = {sums, -as_float(0x7f800000u), c.w.components * c.span, c.span, c.span};
+                        if (straight) to = straight_to(&c, &f, o, (float *)y);
+                        if (c.w.components == 4) hadamard_outputs(&c, source, c.in_place ? lies : source + 4 * c.set, place, o, many, units, block, &to);
+                        else real_outputs(&c, source, place, o, many, units, block, &to);
+                        for (b = 0; straight && f.activation != QRN_RELU && b < c.w.components; b++) {
+                            unary(f.activation, to.y + b * to.component, to.y + b * to.component, many * to.size, f.a, f.b);
+                        }
+                        if (straight) continue;
+                    }
                 } else
 #endif
                 {
@@ -2386,6 +2571,11 @@ static int run_conv(const machine *m, const uint32_t *op) {
                         else bias[b] = ((const float *)c.w.bias)[b * c.w.outputs + o];
                     }
                     if (c.w.starts) stored_taps(&c.w, o, place, stored);
+#if LANES > 1
+                    if (c.paired) {
+                        gray_output_i8(&c, (const int32_t *)(const void *)source, place, o, stored, (int32_t *)(void *)units, (int32_t *)(void *)sums);
+                    } else
+#endif
                     if (OF_I8(c.w.pairs)) {
                         const int32_t *w = pairs_of(&c.w, o, (int32_t *)(void *)units);
 #if IN_BYTES
@@ -2703,8 +2893,7 @@ static void linear_row_i8(const weights *w, const linear_plan *p, uint8_t *scrat
         if (w->components == 4) quaternion_dot_i8(pairs, w->starts ? place : NULL, q, unit_count(w, o), zero, sum);
         else sum[0] = real_dot_i8(pairs, w->starts ? place : NULL, q, unit_count(w, o));
         for (m = 0; m < w->components; m++) {
-            sum[m] += bias[m * w->outputs + o];
-            finish_i8(f, sum + m, 1, o, (row * w->components + m) * w->outputs + o, y);
+            finish_i8(f, sum + m, bias[m * w->outputs + o], 1, o, (row * w->components + m) * w->outputs + o, y);
         }
     }
 }
@@ -2868,6 +3057,20 @@ static float sum_of(const float *x, size_t count) {
     return total;
 }
 
+static int32_t sum_of_bytes(const int8_t *x, size_t count) {
+    int32_t sum = 0;
+    size_t n = 0;
+#if LANES > 1
+    int32_t lanes[LANES];
+    vi sums = {0};
+    for (; n + LANES <= count; n += LANES) sums += widened(x + n);
+    store_i(lanes, sums);
+    for (size_t lane = 0; lane < LANES; lane++) sum += lanes[lane];
+#endif
+    for (; n < count; n++) sum += x[n];
+    return sum;
+}
+
 static void run_pool(const machine *m, const uint32_t *op) {
     uint32_t kind = op[QRN_POOL_KIND];
     size_t channels = op[QRN_POOL_CHANNELS], height = op[QRN_POOL_HEIGHT], width = op[QRN_POOL_WIDTH], c, y, x, n, k, q;
@@ -2888,9 +3091,10 @@ static void run_pool(const machine *m, const uint32_t *op) {
                 int32_t whole = 0, most = -128;
                 window(op, 1, x, width, &left, &right, &along, &wide);
                 best += left;
-                if (kind == QRN_POOL_MEAN && !i8 && down == 1 && right - left == width) { /* the numbers follow each other */
+                if (kind == QRN_POOL_MEAN && down == 1 && right - left == width) { /* the numbers follow each other */
                     count = (bottom - top) * width;
-                    sum = sum_of(in + best, count);
+                    if (i8) whole = sum_of_bytes(bytes + best, count) - (int32_t)count * zero;
+                    else sum = sum_of(in + best, count);
                     bottom = top;
                 }
                 for (n = top; n < bottom; n += down) {
