@@ -8,9 +8,12 @@ quern says so when a packed network is to be run.
 
 from setuptools import Extension, setup
 
-FLAGS = ["-std=c99", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=default"]
+FLAGS = [
+    *("-std=c99", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=default"),
+    "-fno-asynchronous-unwind-tables",  # nothing is thrown in C
+]
 AVX2 = ["-mavx2", "-mfma"]
-AVX512 = [*AVX2, "-mavx512f", "-mavx512vl"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl"]
 BUILDS = {"_any": [], "_avx2": AVX2, "_avx512": AVX512}
 CPU_LEVEL = "src/quern/cpu_level.c"
 RUNTIME, KERNELS = "src/quern/runtime", "src/quern/functional/native"
@@ -22,7 +25,7 @@ def libraries(
     return [
         Extension(
             f"{package}.{build}",
-            [*sources, CPU_LEVEL],
+            [*sources, *([] if flags else [CPU_LEVEL])],  # the build for any processor says which one to take
             depends=headers,
             extra_compile_args=[*FLAGS, optimize, *flags],
             extra_link_args=["-s"],

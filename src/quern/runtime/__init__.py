@@ -125,11 +125,10 @@ class PackedNetwork:
 
     def run_into(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], arena: int | None = None) -> None:
         """Run on contiguous arrays of the right types, with ``arena`` bytes of working memory."""
-        ins = (ctypes.c_void_p * len(inputs))(*(a.ctypes.data for a in inputs))
-        outs = (ctypes.c_void_p * len(outputs))(*(a.ctypes.data for a in outputs))
-        memory = self._memory(self.arena if arena is None else arena)
+        ins = (ctypes.c_void_p * len(inputs))(*map(_address, inputs))
+        outs = (ctypes.c_void_p * len(outputs))(*map(_address, outputs))
         size = self.arena if arena is None else arena
-        failed = self._library.quern_batch(self._blob, memory, size, len(inputs[0]), ins, outs)
+        failed = self._library.quern_batch(self._blob, self._memory(size), size, len(inputs[0]), ins, outs)
         if failed == qrn.NO_SUCH_ENTRY:
             raise PackedError(f"{self._name} was given the number of an entry that its table does not have.")
         if failed:
@@ -137,10 +136,12 @@ class PackedNetwork:
 
     def _memory(self, size: int) -> int:
         """Working memory of this thread, at a multiple of 64 bytes."""
-        if getattr(self._own, "size", -1) < size:
-            self._own.memory, self._own.size = np.empty(size + 64, np.uint8), size
-        address = self._own.memory.ctypes.data
-        return address + -address % 64
+        own = self._own
+        if getattr(own, "size", -1) < size:
+            own.memory, own.size = np.empty(size + 64, np.uint8), size
+            own.address = own.memory.ctypes.data + -own.memory.ctypes.data % 64
+        address: int = own.address
+        return address
 
     def _checked(self, inputs: tuple[Any, ...]) -> list[np.ndarray]:
         if len(inputs) != len(self.inputs):
@@ -163,6 +164,14 @@ class PackedNetwork:
         if len({len(array) for array in arrays}) > 1:
             raise PackedError(f"{self._name} takes batches of the same size, but was given several.")
         return arrays
+
+
+def _address(array: np.ndarray) -> int:
+    """Where its numbers are. ``array.ctypes.data`` takes as long as a small network."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))
+    except (TypeError, ValueError):  # it must not be written to, or it is empty
+        return int(array.ctypes.data)
 
 
 def _tensor(t: _Tensor) -> Tensor:

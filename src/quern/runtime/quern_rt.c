@@ -26,26 +26,31 @@
 #include <arm_acle.h>
 #endif
 
+/* The inner loops in which most of the time is spent take the registers of AVX-512 whole: two vectors at once. */
+#if LANES == 8 && defined(__AVX512VL__) && defined(__AVX512BW__)
+#define AT_ONCE 2
+#else
+#define AT_ONCE 1
+#endif
+
 /* How many sums an inner loop can keep: of quaternions at so many vectors of positions, of a block of outputs. */
-#if defined(__AVX512VL__)
+#if AT_ONCE == 2
 #define BLOCK 8
-enum { QUATERNION_VECTORS = 4, BLOCK_VECTORS = 3 };
 #else
 #define BLOCK 4
-enum { QUATERNION_VECTORS = 2, BLOCK_VECTORS = 3 };
 #endif
+enum { BLOCK_I8 = 4, QUATERNION_VECTORS = 2, BLOCK_VECTORS = 3 * AT_ONCE };
 
 /* Whether quaternions of int8 are multiplied as four bytes at once, the input as bytes without sign. Weights are from -127
  * to 127, so that they can be negated. */
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__) && LANES == 8
+#if defined(__AVX512VNNI__) && AT_ONCE == 2
 #define IN_BYTES 1
 #else
 #define IN_BYTES 0
 #endif
 
-/* Whether the eight products of a quaternion are the lanes of a vector. With the registers of AVX-512 blocks of outputs are
- * as quick, and their code is large already. */
-#if LANES == 8 && !defined(__AVX512VL__)
+/* Whether the eight products of a quaternion are the lanes of a vector. */
+#if LANES == 8
 #define IN_EIGHTS 1
 #else
 #define IN_EIGHTS 0
@@ -81,6 +86,8 @@ typedef float v4 __attribute__((vector_size(16))); /* one quaternion */
 typedef int8_t bytes_of_lanes __attribute__((vector_size(LANES)));     /* a byte for each lane */
 typedef int8_t bytes_of_pairs __attribute__((vector_size(2 * LANES))); /* two */
 typedef int16_t pairs_of_lanes __attribute__((vector_size(4 * LANES)));
+typedef float wide_f __attribute__((vector_size(4 * LANES * AT_ONCE)));
+typedef int32_t wide_i __attribute__((vector_size(4 * LANES * AT_ONCE)));
 #endif
 
 INLINE vf load(const float *p) {
@@ -177,10 +184,59 @@ INLINE vi add_pairs(vi sum, vi a, vi b) {
 }
 
 #if LANES > 1
-INLINE vi widened(const int8_t *p) { /* bytes to lanes */
+/* As many vectors as an inner loop takes at once. */
+INLINE wide_f load_wide(const float *p, const size_t *start) {
+#if AT_ONCE == 2
+    __m512d first = _mm512_castpd256_pd512((__m256d)load(p + start[0]));
+    return (wide_f)_mm512_insertf64x4(first, (__m256d)load(p + start[1]), 1);
+#else
+    return load(p + start[0]);
+#endif
+}
+#if LANES == 8
+INLINE wide_f load_row(const float *p) {
+    wide_f v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+#endif
+INLINE wide_f maximum_wide(wide_f a, wide_f b) { /* b where one is no number */
+#if AT_ONCE == 2
+    return (wide_f)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return maximum(a, b);
+#endif
+}
+INLINE void store_wide(float *p, wide_f v) { memcpy(p, &v, sizeof v); }
+INLINE wide_i load_wide_i(const int32_t *p, const size_t *start) { return (wide_i)load_wide((const float *)(const void *)p, start); }
+INLINE void store_wide_i(int32_t *p, wide_i v) { memcpy(p, &v, sizeof v); }
+INLINE wide_f splat_wide(float x) { return x - (wide_f){0}; }
+INLINE wide_i splat_wide_i(int32_t x) { return x - (wide_i){0}; }
+INLINE wide_i add_wide_pairs(wide_i sum, wide_i a, wide_i b) {
+#if IN_BYTES
+    return (wide_i)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif AT_ONCE == 2
+    return sum + (wide_i)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#else
+    return add_pairs(sum, a, b);
+#endif
+}
+
+INLINE vi widened(const int8_t *p) { /* bytes to lanes; compilers take eight bytes apart if they are not told */
+#if LANES == 8
+    return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+#elif defined(__SSE2__)
+    int32_t four;
+    __m128i bytes;
+    memcpy(&four, p, sizeof four);
+    bytes = _mm_cvtsi32_si128(four);
+    bytes = _mm_unpacklo_epi8(bytes, bytes);
+    return (vi)_mm_srai_epi32(_mm_unpacklo_epi16(bytes, bytes), 24);
+#else
     bytes_of_lanes bytes;
     memcpy(&bytes, p, sizeof bytes);
     return __builtin_convertvector(bytes, vi);
+#endif
 }
 #if LANES == 8
 INLINE void put_bytes(vi x, int8_t *to) { /* numbers from -128 to 127 */
@@ -195,14 +251,11 @@ INLINE vi widened_pairs(const int8_t *p) { /* bytes to int16 */
 }
 #endif
 
-#if LANES == 8 && !IN_BYTES
+#if LANES == 8
 typedef int16_t shorts __attribute__((vector_size(16)));
 
 INLINE shorts widened_shorts(const int8_t *p, int16_t zero) {
-    typedef int8_t eight_bytes __attribute__((vector_size(8)));
-    eight_bytes bytes;
-    memcpy(&bytes, p, sizeof bytes);
-    return __builtin_convertvector(bytes, shorts) - zero;
+    return (shorts)_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p)) - zero;
 }
 
 /* Number n of each of eight vectors to vector n. */
@@ -375,9 +428,12 @@ INLINE void *out_at(const machine *m, uint32_t address) { return m->arena + addr
 
 INLINE int is_none(uint32_t address) { return address == (uint32_t)QRN_NONE; }
 
-/* A part of the scratch memory: rounded up, so that the next part is aligned to a vector. */
-INLINE size_t rounded(size_t bytes, size_t lanes) { return (bytes + 4 * lanes - 1) & ~(4 * lanes - 1); }
-INLINE size_t reserve(size_t *used, size_t lanes, size_t bytes) {
+/* A part of the scratch memory: rounded up, so that the next part is aligned to what an inner loop loads. */
+INLINE size_t rounded(size_t bytes, size_t lanes) {
+    size_t unit = 4 * (lanes == LANES ? LANES * AT_ONCE : lanes);
+    return (bytes + unit - 1) & ~(unit - 1);
+}
+KERNEL size_t reserve(size_t *used, size_t lanes, size_t bytes) {
     size_t here = *used;
     *used += rounded(bytes, lanes);
     return here;
@@ -454,17 +510,10 @@ static void quaternion_pairs(const int8_t *q, int32_t *p) {
     _mm_storeu_si128((__m128i *)(void *)p, _mm_sign_epi8(_mm_shuffle_epi8(_mm_cvtsi32_si128(four), order), signs));
 #elif LANES == 8
     static const pairs_of_lanes SIGNS = {1, -1, -1, -1, 1, 1, -1, 1, 1, 1, 1, -1, 1, -1, 1, 1};
-    int64_t four;
-    typedef int8_t b4 __attribute__((vector_size(4)));
-    typedef int16_t s4 __attribute__((vector_size(8)));
-    typedef int64_t l4 __attribute__((vector_size(32)));
-    b4 bytes;
-    s4 shorts;
+    int32_t four;
     pairs_of_lanes all;
-    memcpy(&bytes, q, sizeof bytes);
-    shorts = __builtin_convertvector(bytes, s4);
-    memcpy(&four, &shorts, sizeof four);
-    all = (pairs_of_lanes)(four - (l4){0});
+    memcpy(&four, q, sizeof four);
+    all = (pairs_of_lanes)_mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(four)));
     all = SHUFFLE(pairs_of_lanes, all, all, 0, 1, 2, 3, 1, 0, 3, 2, 10, 11, 8, 9, 11, 10, 9, 8) * SIGNS;
     memcpy(p, &all, sizeof all);
 #elif LANES == 1 && defined(__ARM_FEATURE_DSP)
@@ -522,8 +571,12 @@ typedef struct {
     size_t set; /* numbers from one set of them to the next */
     size_t padded, padded_pitch, rows;      /* of a plane with its borders; rows of one phase of it */
     size_t out[2], vectors, row; /* positions; vectors of them; numbers from row to row of the results */
+    size_t span;                 /* sums of a component of an output, with what is stored behind the last vector */
     size_t strip;                /* so many rows of all outputs are made before the next ones */
-    int by_rows, in_place, gathered, nine, eights, whole, unbiased; /* eights: the lanes of a vector are eight products; */ /* whole: eight products a quaternion for a block of outputs at once, or a block of real outputs */
+    int by_rows, gathered, nine, unbiased;
+    int paired; /* int8 with one component: a column and the next one to a pair */
+    int as_it_lies, in_place; /* planes are those of the input without a change; they are multiplied there */
+    int eights, whole; /* eight products in the lanes of a vector; or for a block of outputs at once, or a block of real ones */
     size_t planes_at, padded_at, places_at, stored_at, kernel_at, ones_at, units_at, sums_at, block_at, scratch;
 } convolution;
 
@@ -535,6 +588,11 @@ enum { SHARE = 32 };           /* of a row of the input, where it is taken in pa
 
 /* Vectors of so many numbers, for LANES lanes or one. */
 INLINE size_t vectors_of(size_t count, size_t lanes) { return lanes == LANES ? (count + LANES - 1) / LANES : count; }
+
+/* Numbers in so many vectors, as they are stored. */
+INLINE size_t span_of(size_t vectors, size_t lanes) {
+    return lanes == LANES ? (vectors + AT_ONCE - 1) / AT_ONCE * AT_ONCE * LANES : vectors;
+}
 
 static int plain(const convolution *c) { return c->stride[0] * c->stride[1] * c->stuffing[0] * c->stuffing[1] == 1; }
 
@@ -567,8 +625,10 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     c.pitch = phase[1];
     c.plane = c.stride[0] * c.stride[1] * phase[0] * phase[1];
     taps = c.w.taps;
+    c.paired = 0;
     if (pairs) {
         c.sets = c.w.components == 4 && c.parts > 3 && (lanes == 1 || !IN_BYTES) ? 2 : 1;
+        c.paired = lanes > 1 && c.w.components == 4 && c.parts == 1 && c.dilation[1] == 1 && c.stuffing[1] == 1;
         c.units = c.channels / c.groups;
         if (c.w.components == 1) c.units = (c.units + 1) / 2;
     } else {
@@ -585,15 +645,15 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     stored = first_unit(&c.w, c.w.outputs);
     /* Half of the products for all of the places, and units that are not all there have to be put in their places first:
      * worth it from about two thirds of them on, in int8 if none is missing. */
-    c.eights = IN_EIGHTS && fast && lanes > 1 && c.w.components == 4 && c.parts == 15 && c.out[0] * c.out[1] >= 8 && c.w.outputs / c.groups > 1 && (pairs ? taps <= MAX_WHOLE_I8 : c.w.starts && 4 * stored <= 3 * c.w.outputs * taps);
+    c.eights = IN_EIGHTS && fast && lanes > 1 && c.w.components == 4 && c.parts == 15 && c.out[0] * c.out[1] >= 8 && c.w.outputs / c.groups > 1 && (pairs ? !IN_BYTES && taps <= MAX_WHOLE_I8 : c.w.starts && 4 * stored <= 3 * c.w.outputs * taps);
     c.whole = !c.eights && fast && lanes > 1 && c.vectors > 1 && c.w.outputs / c.groups > 1 && (!c.w.starts || (!pairs && 3 * stored > 2 * c.w.outputs * taps)) &&
-              (c.w.components == 1 || (c.parts == 15 && (!pairs || (!IN_BYTES && !IN_EIGHTS && taps <= MAX_WHOLE_I8))));
+              (c.w.components == 1 || (c.parts == 15 && (!pairs || (!IN_EIGHTS && taps <= MAX_WHOLE_I8))));
     if (c.whole && pairs && c.w.components == 4) { /* two channels to a pair, not two components */
         c.units = (c.channels / c.groups + 1) / 2;
         taps = c.units * c.area;
     }
     if (c.whole && c.w.components == 4) c.sets = 8;
-    c.unbiased = !pairs && (c.w.components == 1 ? c.whole : IN_EIGHTS && (c.sets == 1 || (c.sets == 3 && fast)));
+    c.unbiased = !pairs && IN_EIGHTS && c.w.components == 4 && (c.sets == 1 || (c.sets == 3 && fast));
     dense = vectors_of(c.out[0] * c.out[1], lanes);
     products = c.whole ? (c.w.components == 4 ? 8u : 1u) * c.w.outputs * taps : stored * c.w.components * c.sets;
     columns = c.kernel[1] * c.stride[0] * phase[0] * c.out[1];
@@ -608,12 +668,24 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
         c.row = c.pitch = c.out[1];
         c.plane = columns;
     }
-    c.in_place = !c.gathered && !c.eights && !pairs && !constant && (c.sets != 4 || c.parts == 15);
+    c.as_it_lies = !c.gathered;
     for (axis = 0; axis < 2; axis++) { /* nothing before the input, in it or behind it */
-        c.in_place = c.in_place && c.stride[axis] == 1 && c.stuffing[axis] == 1 && c.padding[axis] == 0 && phase[axis] == c.size[axis];
+        c.as_it_lies = c.as_it_lies && c.stride[axis] == 1 && c.stuffing[axis] == 1 && c.padding[axis] == 0 && phase[axis] == c.size[axis];
     }
-    c.nine = lanes > 1 && !c.w.starts && !c.gathered && c.w.components == 1 && taps == 9 && c.channels == c.groups && plain(&c) &&
-             c.kernel[0] == 3 && c.dilation[0] == 1 && c.dilation[1] == 1;
+    c.in_place = c.as_it_lies && !c.eights && !pairs && !constant && (c.sets != 4 || c.parts == 15);
+    c.nine = lanes > 1 && !c.w.starts && c.w.components == 1 && taps == 9 && c.channels == c.groups && c.w.outputs == c.groups &&
+             c.kernel[0] == 3 && c.dilation[0] * c.dilation[1] * c.stuffing[0] * c.stuffing[1] == 1 && c.stride[0] == c.stride[1] &&
+             c.stride[0] <= 2;
+    if (c.nine) { /* a plane as it is, and rows of at least a vector of results */
+        c.padded_pitch = c.stride[1] * phase[1];
+        c.row = larger(c.out[1], lanes);
+        c.span = c.out[0] * c.row;
+        c.planes_at = reserve(&used, lanes, 4 * (c.plane + 2 * lanes));
+        c.units_at = reserve(&used, lanes, working_bytes(&c.w, lanes));
+        c.sums_at = reserve(&used, lanes, 4 * (c.span + 3 * lanes));
+        c.scratch = used;
+        return c;
+    }
     if (c.eights) {
         size_t row = 16 * ((c.out[1] + 1) / 2), size = op[QRN_CONV_POOL] ? c.out[0] * c.out[1] / 4 : c.out[0] * c.out[1];
         size_t around = 0;
@@ -642,10 +714,11 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     c.ones_at = constant ? reserve(&used, lanes, 4 * (c.plane + lanes)) : 0;
     c.kernel_at = reserve(&used, lanes, 4 * c.area);
     c.places_at = reserve(&used, lanes, 4 * taps);
-    c.stored_at = reserve(&used, lanes, c.w.starts && !c.whole ? 4 * c.w.taps : 0);
+    c.stored_at = reserve(&used, lanes, (c.w.starts || c.paired) && !c.whole ? 4 * c.w.taps : 0);
     c.units_at = reserve(&used, lanes, !c.whole ? working_bytes(&c.w, lanes) : pairs || (!c.w.starts && c.w.dtype == QRN_F32) ? 0 : 4 * BLOCK * c.w.taps * c.w.components);
     if (lanes == 1) c.vectors = c.strip * c.out[1];
-    c.sums_at = reserve(&used, lanes, 4 * (c.w.components * c.vectors * lanes * (c.whole ? BLOCK : 1) + 3 * lanes));
+    c.span = span_of(c.vectors, lanes);
+    c.sums_at = reserve(&used, lanes, 4 * (c.w.components * c.span * (c.whole ? BLOCK : 1) + 3 * lanes));
     c.block_at = c.unbiased && c.sets == 3 ? reserve(&used, lanes, 60 * taps) : c.whole ? reserve(&used, lanes, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
     c.scratch = used;
     return c;
@@ -655,6 +728,9 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
 INLINE void copy_row(const float *x, size_t count, float *y) {
     size_t k = 0;
     if (count >= LANES) {
+#if AT_ONCE == 2
+        for (; k + 2 * LANES <= count; k += 2 * LANES) store_wide(y + k, load_row(x + k));
+#endif
         for (; k + LANES <= count; k += LANES) store(y + k, load(x + k));
         if (k < count) store(y + count - LANES, load(x + count - LANES));
         return;
@@ -707,21 +783,51 @@ static void pad_floats(const convolution *c, const float *x, float *plane) {
     for (; y < c->used[0]; y++, x += c->size[1]) put_row(c, c->padding[0] + y * c->stuffing[0], 0, x, width, plane);
 }
 
-/* Bytes of two planes, either of which may be missing, as int16 pairs. */
+/* Bytes of two planes, either of which may be missing, as int16 pairs; vectors may overlap. */
 static void pairs_of_bytes(const int8_t *low, const int8_t *high, int32_t zero, size_t count, int32_t *to) {
     size_t k = 0;
 #if LANES > 1
-    for (; k + LANES <= count; k += LANES) {
-        vi first = low ? widened(low + k) - zero : (vi){0}, second = high ? widened(high + k) - zero : (vi){0};
-        store_i(to + k, (first & 0xffff) | (second << 16));
+    for (; k < count && count >= LANES; k += LANES) {
+        size_t n = smaller(k, count - LANES);
+        vi first = low ? widened(low + n) - zero : (vi){0}, second = high ? widened(high + n) - zero : (vi){0};
+        store_i(to + n, (first & 0xffff) | (second << 16));
     }
 #endif
     for (; k < count; k++) to[k] = pair(low ? low[k] - zero : 0, high ? high[k] - zero : 0);
 }
 
+#if LANES > 1
+/* Pairs of a column and the next one, as far as there is one. */
+INLINE void pairs_of_columns(const int8_t *x, size_t left, int32_t zero, size_t count, int32_t *to) {
+    pairs_of_bytes(x, x + 1, zero, count - 1, to);
+    to[count - 1] = pair(x[count - 1] - zero, left > count ? x[count] - zero : 0);
+}
+
+/* A plane of bytes as one of such pairs, the borders' last column with the first of the image. */
+static void pad_columns(const convolution *c, const int8_t *x, int32_t zero, int32_t *plane) {
+    size_t y, k, count;
+    memset(plane, 0, 4 * c->padded);
+    for (y = 0; y < c->used[0]; y++, x += c->size[1]) {
+        size_t row = c->padding[0] + y * c->stuffing[0];
+        if (plain(c)) pairs_of_columns(x, c->size[1], zero, c->used[1], plane + row * c->padded_pitch + c->padding[1]);
+        for (k = 0; !plain(c) && k < c->used[1]; k += count) {
+            int32_t pairs[SHARE];
+            count = smaller(SHARE, c->used[1] - k);
+            pairs_of_columns(x + k, c->size[1] - k, zero, count, pairs);
+            put_row(c, row, k, (const float *)(const void *)pairs, count, (float *)(void *)plane);
+        }
+        if (c->padding[1] > 0) plane[place_of(c, row, c->padding[1] - 1)] = pair(0, x[0] - zero);
+    }
+}
+#endif
+
 /* Two planes of bytes as one of pairs. */
 static void pad_pairs(const convolution *c, const int8_t *low, const int8_t *high, int32_t zero, int32_t *plane) {
     size_t y, k;
+    if (c->as_it_lies) {
+        pairs_of_bytes(low, high, zero, c->padded, plane);
+        return;
+    }
     memset(plane, 0, 4 * c->padded);
     for (y = 0; y < c->used[0]; y++) {
         size_t row = c->padding[0] + y * c->stuffing[0], n = y * c->size[1], count;
@@ -739,14 +845,19 @@ static void pad_pairs(const convolution *c, const int8_t *low, const int8_t *hig
 }
 
 #if LANES > 1
-/* A plane of bytes as floats, whose sums of nine products are whole numbers without rounding. */
-static void pad_bytes(const convolution *c, const int8_t *x, int32_t zero, float *plane) {
+/* A plane within its borders, which are there already; bytes as floats, whose sums of nine products are whole numbers without
+ * rounding. */
+static void put_plane(const convolution *c, const void *x, int32_t zero, float *plane) {
+    float *to = plane + c->padding[0] * c->padded_pitch + c->padding[1];
+    const int8_t *bytes = (const int8_t *)x;
     size_t y, k;
-    memset(plane, 0, 4 * c->padded);
-    for (y = 0; y < c->used[0]; y++, x += c->size[1]) {
-        float *to = plane + (c->padding[0] + y) * c->padded_pitch + c->padding[1];
-        for (k = 0; k + LANES <= c->used[1]; k += LANES) store(to + k, __builtin_convertvector(widened(x + k) - zero, vf));
-        for (; k < c->used[1]; k++) to[k] = (float)(x[k] - zero);
+    for (y = 0; y < c->used[0]; y++, bytes += c->size[1], to += c->padded_pitch) {
+        if (!c->w.pairs) {
+            copy_row((const float *)x + y * c->size[1], c->used[1], to);
+            continue;
+        }
+        for (k = 0; k + LANES <= c->used[1]; k += LANES) store(to + k, __builtin_convertvector(widened(bytes + k) - zero, vf));
+        for (; k < c->used[1]; k++) to[k] = (float)(bytes[k] - zero);
     }
 }
 #endif
@@ -821,11 +932,25 @@ INLINE void put_words(const int8_t *const *part, size_t n, size_t count, int32_t
     _mm_storeu_si128((__m128i *)(void *)to, _mm_unpacklo_epi16(ri, jk));
     if (count == 8) _mm_storeu_si128((__m128i *)(void *)(to + 4), _mm_unpackhi_epi16(ri, jk));
 }
+INLINE void put_32_words(const int8_t *const *part, size_t n, int32_t *to) {
+    __m256i sign = _mm256_set1_epi8(-128), a[4], low, low2, high, high2, words[4];
+    size_t m;
+    for (m = 0; m < 4; m++) a[m] = _mm256_xor_si256((__m256i)load_i((const int32_t *)(const void *)(part[m] + n)), sign);
+    low = _mm256_unpacklo_epi8(a[0], a[1]), low2 = _mm256_unpacklo_epi8(a[2], a[3]);
+    high = _mm256_unpackhi_epi8(a[0], a[1]), high2 = _mm256_unpackhi_epi8(a[2], a[3]);
+    words[0] = _mm256_unpacklo_epi16(low, low2), words[1] = _mm256_unpackhi_epi16(low, low2);
+    words[2] = _mm256_unpacklo_epi16(high, high2), words[3] = _mm256_unpackhi_epi16(high, high2);
+    for (m = 0; m < 4; m += 2) { /* within each half of a vector so far */
+        store_i(to + 4 * m, (vi)_mm256_permute2x128_si256(words[m], words[m + 1], 0x20));
+        store_i(to + 4 * m + 16, (vi)_mm256_permute2x128_si256(words[m], words[m + 1], 0x31));
+    }
+}
 
 /* So many positions; vectors may overlap. */
 static void words_of(const int8_t *const *part, size_t count, int32_t *to) {
     size_t k = 0, m;
     if (count >= 8) {
+        for (; k + 32 <= count; k += 32) put_32_words(part, k, to + k);
         for (; k + 8 <= count; k += 8) put_words(part, k, 8, to + k);
         if (k < count) put_words(part, count - 8, 8, to + count - 8);
     } else if (count >= 4) {
@@ -863,7 +988,12 @@ static void prepare_bytes(const convolution *c, const int8_t *x, size_t g, int32
     x += g * c->units * size;
     for (n = 0; n < c->units; n++, planes += c->plane) {
         int32_t *plane = c->gathered ? padded : planes;
-        for (k = 0; k < c->padded; k++) plane[k] = nothing;
+        if (c->as_it_lies) {
+            quaternion_words(x, c->channels * size, c->parts, zero, size, plane);
+            x += size;
+            continue;
+        }
+        for (k = 0; k < c->padded; k += LANES) store_i(plane + k, splat_i(nothing)); /* the last one too long */
         for (y = 0; y < c->used[0]; y++, x += c->size[1]) {
             size_t row = c->padding[0] + y * c->stuffing[0];
             if (plain(c)) {
@@ -882,7 +1012,7 @@ static void prepare_bytes(const convolution *c, const int8_t *x, size_t g, int32
     }
     memset(planes, 0, 4 * LANES);
 }
-#elif LANES > 1
+#elif LANES > 1 && !IN_EIGHTS
 /* Sums and differences of the four components, of which the planes follow them, `count` words each. */
 static void transform_pairs(int32_t *planes, size_t count) {
     const int32_t *x = planes + 4 * count;
@@ -903,6 +1033,17 @@ static void transform_pairs(int32_t *planes, size_t count) {
 /* The planes of group g. */
 static void prepare_pairs(const convolution *c, const int8_t *x, size_t g, int32_t zero, int32_t *planes, int32_t *padded) {
     size_t size = c->size[0] * c->size[1], channels = c->channels / c->groups, n, set;
+#if LANES > 1
+    if (c->paired) {
+        for (n = 0; n < channels; n++) {
+            int32_t *plane = planes + n * c->plane;
+            pad_columns(c, x + (g * channels + n) * size, zero, c->gathered ? padded : plane);
+            if (c->gathered) gather_columns(c, padded, plane);
+        }
+        memset(planes + c->set, 0, 4 * LANES);
+        return;
+    }
+#endif
 #if IN_BYTES
     if (c->w.components == 4) {
         prepare_bytes(c, x, g, zero, planes, padded);
@@ -910,11 +1051,6 @@ static void prepare_pairs(const convolution *c, const int8_t *x, size_t g, int32
     }
 #endif
     x += g * channels * size;
-#if LANES > 1
-    if (c->nine) {
-        pad_bytes(c, x, zero, (float *)(void *)planes);
-    } else
-#endif
     if (c->w.components == 1 || c->sets == 8) { /* two channels to a pair */
         int32_t *to = c->sets == 8 ? planes + 4 * c->set : planes;
         for (set = 0; set < c->w.components; set++) {
@@ -923,7 +1059,7 @@ static void prepare_pairs(const convolution *c, const int8_t *x, size_t g, int32
                 prepare_pair(c, low, n + 1 < channels ? low + size : NULL, zero, to, padded);
             }
         }
-#if LANES > 1 && !IN_BYTES
+#if LANES > 1 && !IN_EIGHTS
         if (c->sets == 8) transform_pairs(planes, c->set);
 #endif
     } else { /* two components */
@@ -967,16 +1103,26 @@ INLINE size_t next_share(size_t left, size_t most) {
     return (left + times - 1) / times;
 }
 
-/* One quaternion output at up to four vectors of positions: 16 products for each unit, 12 or 4 if the input has no more
+#if LANES > 1
+/* The same for an inner loop of whole registers; the vectors' first positions to `start`, the last one's twice where it is
+ * alone in a register. */
+static size_t next_starts(const convolution *c, walk *w, size_t left, size_t most, size_t *start) {
+    size_t vectors = smaller(left, AT_ONCE * next_share((left + AT_ONCE - 1) / AT_ONCE, most / AT_ONCE)), n;
+    for (n = 0; n < vectors; n++) start[n] = next_vector(c, w);
+    if (vectors % AT_ONCE) start[vectors] = start[vectors - 1];
+    return vectors;
+}
+#endif
+
+/* One quaternion output at one or two vectors of positions: 16 products for each unit, 12 or 4 if the input has no more
  * components. Sums have names, because compilers keep arrays of them in memory. If there are few vectors, each component
  * has two sums, so that products need not wait for each other. */
 INLINE void quaternion_tile(const float *x, size_t set, size_t sets, const int32_t *place, const float *w, size_t count,
                             const float *bias, const size_t *start, int vectors, float *y, size_t stride) {
     vf r = splat(bias[0]), i = splat(bias[1]), j = splat(bias[2]), k = splat(bias[3]), zero = {0};
-    vf r2 = r, i2 = i, j2 = j, k2 = k, r3 = r, i3 = i, j3 = j, k3 = k, r4 = r, i4 = i, j4 = j, k4 = k;
-    int twice = sets >= 3 && 2 * vectors <= QUATERNION_VECTORS;
+    vf r2 = r, i2 = i, j2 = j, k2 = k, r3 = zero, i3 = zero, j3 = zero, k3 = zero;
+    int twice = sets >= 3 && vectors == 1;
     size_t s;
-    if (twice) r3 = i3 = j3 = k3 = r4 = i4 = j4 = k4 = zero;
 #define MULTIPLY(first, r, i, j, k, second_r, second_i, second_j, second_k)                                         \
     do {                                                                                                            \
         const float *p = x + place[s] + (first);                                                                    \
@@ -996,16 +1142,13 @@ INLINE void quaternion_tile(const float *x, size_t set, size_t sets, const int32
         vf wr = splat(w[0]), wi = splat(w[1]), wj = splat(w[2]), wk = splat(w[3]);
         if (twice) {
             MULTIPLY(start[0], r, i, j, k, r3, i3, j3, k3);
-            if (vectors > 1) MULTIPLY(start[1], r2, i2, j2, k2, r4, i4, j4, k4);
         } else {
             MULTIPLY(start[0], r, i, j, k, r, i, j, k);
             if (vectors > 1) MULTIPLY(start[1], r2, i2, j2, k2, r2, i2, j2, k2);
-            if (vectors > 2) MULTIPLY(start[2], r3, i3, j3, k3, r3, i3, j3, k3);
-            if (vectors > 3) MULTIPLY(start[3], r4, i4, j4, k4, r4, i4, j4, k4);
         }
     }
 #undef MULTIPLY
-    if (twice) r += r3, i += i3, j += j3, k += k3, r2 += r4, i2 += i4, j2 += j4, k2 += k4;
+    if (twice) r += r3, i += i3, j += j3, k += k3;
 #define STORE(n, r, i, j, k)                          \
     if (vectors > (n)) {                              \
         store(y + (n) * LANES, r);                    \
@@ -1015,8 +1158,6 @@ INLINE void quaternion_tile(const float *x, size_t set, size_t sets, const int32
     }
     STORE(0, r, i, j, k)
     STORE(1, r2, i2, j2, k2)
-    STORE(2, r3, i3, j3, k3)
-    STORE(3, r4, i4, j4, k4)
 #undef STORE
 }
 
@@ -1028,10 +1169,6 @@ INLINE void quaternion_tile(const float *x, size_t set, size_t sets, const int32
 #define QUATERNION_KERNELS(vectors) QUATERNION_KERNEL(1, vectors) QUATERNION_KERNEL(3, vectors) QUATERNION_KERNEL(4, vectors)
 QUATERNION_KERNELS(1)
 QUATERNION_KERNELS(2)
-#if defined(__AVX512VL__)
-QUATERNION_KERNELS(3)
-QUATERNION_KERNELS(4)
-#endif
 #undef QUATERNION_KERNELS
 #undef QUATERNION_KERNEL
 
@@ -1039,15 +1176,9 @@ static void quaternion_output(const convolution *c, const float *x, const int32_
                               const float *bias, float *y) {
     static void (*const kernels[][QUATERNION_VECTORS])(const float *, size_t, const int32_t *, const float *, size_t,
                                                        const float *, const size_t *, float *, size_t) = {
-#if defined(__AVX512VL__)
-        {quaternion_1_1, quaternion_1_2, quaternion_1_3, quaternion_1_4},
-        {quaternion_3_1, quaternion_3_2, quaternion_3_3, quaternion_3_4},
-        {quaternion_4_1, quaternion_4_2, quaternion_4_3, quaternion_4_4}
-#else
         {quaternion_1_1, quaternion_1_2}, {quaternion_3_1, quaternion_3_2}, {quaternion_4_1, quaternion_4_2}
-#endif
     };
-    size_t set = c->set, stride = c->vectors * LANES, v, n, vectors, start[QUATERNION_VECTORS];
+    size_t set = c->set, stride = c->span, v, n, vectors, start[QUATERNION_VECTORS];
     walk at = walk_of(c);
     for (v = 0; v < c->vectors; v += vectors) {
         vectors = next_share(c->vectors - v, QUATERNION_VECTORS);
@@ -1087,38 +1218,67 @@ KERNEL void real_output(const convolution *c, const float *x, const int32_t *pla
 }
 
 #if LANES > 1
-/* The same for all nine taps of a 3x3 kernel without stride: what is loaded of a row is used for three rows of the output.
- * Columns from right to left, because what a vector has too many belongs to the next row. */
-KERNEL void nine_taps(const convolution *c, const float *x, const float *w, float bias, float *y) {
-    vf w0 = splat(w[0]), w1 = splat(w[1]), w2 = splat(w[2]), w3 = splat(w[3]), w4 = splat(w[4]), w5 = splat(w[5]);
-    vf w6 = splat(w[6]), w7 = splat(w[7]), w8 = splat(w[8]);
-    size_t column = vectors_of(c->out[1], LANES) * LANES, row;
-    while (column > 0) {
-        const float *p = x + (column -= LANES);
-        float *to = y + column;
-        vf two = {0}, one = two; /* sums of two rows for the output two rows above, of one for that one row above */
-        for (row = 0; row < c->out[0] + 2; row++, p += c->pitch) {
-            vf left = load(p), middle = load(p + 1), right = load(p + 2);
-            if (row >= 2) {
-                store(to, two + w6 * left + w7 * middle + w8 * right);
-                to += c->row;
-            }
-            two = one + w3 * left + w4 * middle + w5 * right;
-            one = splat(bias) + w0 * left + w1 * middle + w2 * right;
-        }
+/* The same for all nine taps of a 3x3 kernel, at every position or every other one: what is loaded of a row is used for all rows
+ * of the output that it meets. Sums smaller than `least` become that. `as_whole` may make whole numbers of them, and adds their
+ * bias. */
+#define NINE_KERNEL(name, vector, fetch, all, most, step, three, as_whole)                                                    \
+    KERNEL void name(const convolution *c, const float *x, const float *w, float bias, int32_t whole_bias, float least, float *y) { \
+        vector w0 = all(w[0]), w1 = all(w[1]), w2 = all(w[2]), w3 = all(w[3]), w4 = all(w[4]), w5 = all(w[5]);                \
+        vector w6 = all(w[6]), w7 = all(w[7]), w8 = all(w[8]);                                                                \
+        enum { EACH = sizeof(vector) / 4 };                                                                                   \
+        size_t column, last = c->row - EACH, row, pitch = c->padded_pitch, rows = (step) * (c->out[0] - 1) + 3;               \
+        (void)whole_bias;                                                                                                     \
+        for (column = 0;; column = smaller(column + EACH, last)) { /* the last vector of a row may overlap the one before */  \
+            const float *p = x + (step) * column;                                                                             \
+            float *to = y + column;                                                                                           \
+            vector two = {0}, one = two; /* sums of two rows for the output two rows above, of one for that one row above */  \
+            for (row = 0; row < rows; row++, p += pitch) {                                                                    \
+                vector left, middle, right;                                                                                   \
+                three(fetch);                                                                                                 \
+                if (row >= 2 && ((step) == 1 || row % 2 == 0)) {                                                              \
+                    as_whole(most(all(least), two + w6 * left + w7 * middle + w8 * right));                                   \
+                    to += c->row;                                                                                             \
+                }                                                                                                             \
+                if ((step) == 1 || row % 2 == 1) two = one + w3 * left + w4 * middle + w5 * right;                            \
+                if ((step) == 1 || row % 2 == 0) one = all(bias) + w0 * left + w1 * middle + w2 * right;                      \
+            }                                                                                                                 \
+            if (column == last) break;                                                                                        \
+        }                                                                                                                     \
     }
-}
+#define SIDE_BY_SIDE(fetch) left = fetch(p), middle = fetch(p + 1), right = fetch(p + 2)
+#define EVERY_OTHER(fetch)                                           \
+    left = EVEN(fetch(p), fetch(p + LANES)), middle = ODD(fetch(p), fetch(p + LANES)), \
+    right = EVEN(fetch(p + 2), fetch(p + 2 + LANES))
+#define AS_IT_IS(sums) store(to, sums)
+#define AS_WHOLE(sums) store_i((int32_t *)(void *)to, __builtin_convertvector(sums, vi) + splat_i(whole_bias))
+NINE_KERNEL(nine_taps, vf, load, splat, maximum, 1u, SIDE_BY_SIDE, AS_IT_IS)
+NINE_KERNEL(nine_taps_i8, vf, load, splat, maximum, 1u, SIDE_BY_SIDE, AS_WHOLE)
+NINE_KERNEL(nine_taps_apart, vf, load, splat, maximum, 2u, EVERY_OTHER, AS_IT_IS)
+NINE_KERNEL(nine_taps_apart_i8, vf, load, splat, maximum, 2u, EVERY_OTHER, AS_WHOLE)
+#if AT_ONCE == 2
+#define WIDE_AS_IT_IS(sums) store_wide(to, sums)
+#define WIDE_AS_WHOLE(sums) store_wide_i((int32_t *)(void *)to, __builtin_convertvector(sums, wide_i) + splat_wide_i(whole_bias))
+NINE_KERNEL(nine_taps_wide, wide_f, load_row, splat_wide, maximum_wide, 1u, SIDE_BY_SIDE, WIDE_AS_IT_IS)
+NINE_KERNEL(nine_taps_wide_i8, wide_f, load_row, splat_wide, maximum_wide, 1u, SIDE_BY_SIDE, WIDE_AS_WHOLE)
+#undef WIDE_AS_WHOLE
+#undef WIDE_AS_IT_IS
+#endif
+#undef AS_WHOLE
+#undef AS_IT_IS
+#undef EVERY_OTHER
+#undef SIDE_BY_SIDE
+#undef NINE_KERNEL
 
-/* The same in int8: pairs `w` of which the second number has no input. */
-static void nine_taps_i8(const convolution *c, const float *x, const int32_t *w, int32_t bias, float *y) {
-    float numbers[9];
-    size_t n;
-    for (n = 0; n < 9; n++) numbers[n] = (float)(int16_t)(w[n] & 0xffff);
-    nine_taps(c, x, numbers, 0, y);
-    for (n = 0; n < c->vectors; n++, y += LANES) {
-        vi sums = __builtin_convertvector(load(y), vi) + bias;
-        memcpy(y, &sums, sizeof sums);
+static void nine_sums(const convolution *c, const float *x, const float *w, float bias, int32_t whole_bias, float least, float *y) {
+    static void (*const kernels[2][2])(const convolution *, const float *, const float *, float, int32_t, float, float *) = {
+        {nine_taps, nine_taps_i8}, {nine_taps_apart, nine_taps_apart_i8}};
+#if AT_ONCE == 2
+    if (c->stride[0] == 1 && c->row >= 2 * LANES) {
+        (c->w.pairs ? nine_taps_wide_i8 : nine_taps_wide)(c, x, w, bias, whole_bias, least, y);
+        return;
     }
+#endif
+    kernels[c->stride[0] - 1][c->w.pairs](c, x, w, bias, whole_bias, least, y);
 }
 #endif
 
@@ -1161,20 +1321,20 @@ SUMS_KERNEL(1)
 SUMS_KERNEL(2)
 #undef SUMS_KERNEL
 #elif IN_BYTES
-/* One quaternion output at up to four vectors of positions. */
+/* One quaternion output at up to eight vectors of positions, two at once. */
 INLINE void quaternion_tile_bytes(const int32_t *x, const int32_t *place, const int32_t *w, size_t count, const int32_t *bias,
                                   const size_t *start, int vectors, int32_t *y, size_t stride) {
-    __m256i r = (__m256i)splat_i(bias[0]), i = (__m256i)splat_i(bias[1]), j = (__m256i)splat_i(bias[2]), k = (__m256i)splat_i(bias[3]);
-    __m256i r2 = r, i2 = i, j2 = j, k2 = k, r3 = r, i3 = i, j3 = j, k3 = k, r4 = r, i4 = i, j4 = j, k4 = k;
+    __m512i r = (__m512i)splat_wide_i(bias[0]), i = (__m512i)splat_wide_i(bias[1]), j = (__m512i)splat_wide_i(bias[2]);
+    __m512i k = (__m512i)splat_wide_i(bias[3]), r2 = r, i2 = i, j2 = j, k2 = k, r3 = r, i3 = i, j3 = j, k3 = k, r4 = r, i4 = i, j4 = j, k4 = k;
     size_t s;
     for (s = 0; s < count; s++, w += 4) {
         const int32_t *p = x + place[s];
-        __m256i wr = (__m256i)splat_i(w[0]), wi = (__m256i)splat_i(w[1]), wj = (__m256i)splat_i(w[2]), wk = (__m256i)splat_i(w[3]);
+        __m512i wr = (__m512i)splat_wide_i(w[0]), wi = (__m512i)splat_wide_i(w[1]), wj = (__m512i)splat_wide_i(w[2]), wk = (__m512i)splat_wide_i(w[3]);
 #define MULTIPLY(n, r, i, j, k)                                                                  \
     if (vectors > (n)) {                                                                         \
-        __m256i q = (__m256i)load_i(p + start[n]);                                               \
-        r = _mm256_dpbusd_epi32(r, q, wr), i = _mm256_dpbusd_epi32(i, q, wi);                    \
-        j = _mm256_dpbusd_epi32(j, q, wj), k = _mm256_dpbusd_epi32(k, q, wk);                    \
+        __m512i q = (__m512i)load_wide_i(p, start + 2 * (n));                                    \
+        r = _mm512_dpbusd_epi32(r, q, wr), i = _mm512_dpbusd_epi32(i, q, wi);                    \
+        j = _mm512_dpbusd_epi32(j, q, wj), k = _mm512_dpbusd_epi32(k, q, wk);                    \
     }
         MULTIPLY(0, r, i, j, k)
         MULTIPLY(1, r2, i2, j2, k2)
@@ -1184,9 +1344,9 @@ INLINE void quaternion_tile_bytes(const int32_t *x, const int32_t *place, const 
     }
 #define STORE(n, r, i, j, k)                                                         \
     if (vectors > (n)) {                                                             \
-        int32_t *to = y + (n) * LANES;                                               \
-        store_i(to, (vi)r), store_i(to + stride, (vi)i);                             \
-        store_i(to + 2 * stride, (vi)j), store_i(to + 3 * stride, (vi)k);            \
+        int32_t *to = y + 2 * (n) * LANES;                                           \
+        store_wide_i(to, (wide_i)r), store_wide_i(to + stride, (wide_i)i);           \
+        store_wide_i(to + 2 * stride, (wide_i)j), store_wide_i(to + 3 * stride, (wide_i)k); \
     }
     STORE(0, r, i, j, k)
     STORE(1, r2, i2, j2, k2)
@@ -1282,7 +1442,7 @@ static void output_i8(const convolution *c, const int32_t *x, const int32_t *pla
         {quaternion_i8_1_1, quaternion_i8_1_2}, {quaternion_i8_2_1, quaternion_i8_2_2}
 #endif
     };
-    size_t set = c->set, stride = c->vectors * LANES, v, n, vectors, start[2];
+    size_t set = c->set, stride = c->span, v, n, vectors, start[2];
     walk at = walk_of(c);
 #if LANES == 1
     if (c->w.components == 4) {
@@ -1297,14 +1457,14 @@ static void output_i8(const convolution *c, const int32_t *x, const int32_t *pla
 #endif
 #if IN_BYTES
     if (c->w.components == 4) {
-        static void (*const fours[QUATERNION_VECTORS])(const int32_t *, const int32_t *, const int32_t *, size_t, const int32_t *,
+        enum { MOST = 8 };
+        static void (*const kernels_of_bytes[MOST / 2])(const int32_t *, const int32_t *, const int32_t *, size_t, const int32_t *,
                                                        const size_t *, int32_t *, size_t) = {
             quaternion_bytes_1, quaternion_bytes_2, quaternion_bytes_3, quaternion_bytes_4};
-        size_t starts[QUATERNION_VECTORS];
+        size_t starts[MOST];
         for (v = 0; v < c->vectors; v += vectors) {
-            vectors = next_share(c->vectors - v, QUATERNION_VECTORS);
-            for (n = 0; n < vectors; n++) starts[n] = next_vector(c, &at);
-            fours[vectors - 1](x, place, w, count, bias, starts, y + v * LANES, stride);
+            vectors = next_starts(c, &at, c->vectors - v, MOST, starts);
+            kernels_of_bytes[(vectors - 1) / 2](x, place, w, count, bias, starts, y + v * LANES, stride);
         }
         return;
     }
@@ -1320,13 +1480,13 @@ static void output_i8(const convolution *c, const int32_t *x, const int32_t *pla
 /* What the channel that carries 1 adds to an output; `numbers` has its weight, (4, kernel). */
 static void add_constant(const convolution *c, const float *ones, const int32_t *place, const float *numbers, float *y) {
     size_t m, v, k;
-    for (m = 0; m < 4; m++, numbers += c->area) {
+    for (m = 0; m < 4; m++, numbers += c->area, y += c->span) {
         walk at = walk_of(c);
-        for (v = 0; v < c->vectors; v++, y += LANES) {
+        for (v = 0; v < c->vectors; v++) {
             size_t start = next_vector(c, &at);
-            vf sum = load(y);
+            vf sum = load(y + v * LANES);
             for (k = 0; k < c->area; k++) sum += splat(numbers[k]) * load(ones + place[k] + start);
-            store(y, sum);
+            store(y + v * LANES, sum);
         }
     }
 }
@@ -1342,13 +1502,13 @@ INLINE vi set_where_one(const float *p) {
 
 static void add_constant_i8(const convolution *c, const float *ones, const int32_t *place, const int32_t *numbers, int32_t *y) {
     size_t m, v, k;
-    for (m = 0; m < 4; m++, numbers += c->area) {
+    for (m = 0; m < 4; m++, numbers += c->area, y += c->span) {
         walk at = walk_of(c);
-        for (v = 0; v < c->vectors; v++, y += LANES) {
+        for (v = 0; v < c->vectors; v++) {
             size_t start = next_vector(c, &at);
-            vi sum = load_i(y);
+            vi sum = load_i(y + v * LANES);
             for (k = 0; k < c->area; k++) sum += splat_i(numbers[k]) & set_where_one(ones + place[k] + start);
-            store_i(y, sum);
+            store_i(y + v * LANES, sum);
         }
     }
 }
@@ -1373,19 +1533,19 @@ static const float *dense_floats(const weights *w, size_t o, float *row) {
     return row;
 }
 
-/* `outputs` real sums at `vectors` vectors of positions: each number that is loaded is used several times. The same for
- * floats and, with products of pairs, for int8. */
+/* `outputs` real sums at `wide` registers of positions: each number that is loaded is used several times. Weights are `pitch`
+ * numbers apart. The same for floats and, with products of pairs, for int8. */
 #define BLOCK_TILE(name, number, vector, fetch, put, all, plus)                                                               \
-    INLINE void name(const number *x, const int32_t *place, size_t count, const number *w, int outputs, const size_t *start,  \
-                     int vectors, number *y, size_t stride) {                                                                 \
+    INLINE void name(const number *x, const int32_t *place, size_t count, const number *w, size_t pitch, int outputs,         \
+                     const size_t *start, int wide, number *y, size_t stride) {                                               \
         vector a0 = {0}, a1 = a0, a2 = a0, b0 = a0, b1 = a0, b2 = a0, c0 = a0, c1 = a0, c2 = a0, d0 = a0, d1 = a0, d2 = a0;   \
         vector e0 = a0, e1 = a0, e2 = a0, f0 = a0, f1 = a0, f2 = a0, g0 = a0, g1 = a0, g2 = a0, h0 = a0, h1 = a0, h2 = a0;    \
         size_t s;                                                                                                             \
-        for (s = 0; s < count; s++, w += BLOCK) {                                                                             \
+        for (s = 0; s < count; s++, w += pitch) {                                                                             \
             const number *p = x + place[s];                                                                                   \
-            vector x0 = fetch(p + start[0]), x1 = x0, x2 = x0, ws;                                                            \
-            if (vectors > 1) x1 = fetch(p + start[1]);                                                                        \
-            if (vectors > 2) x2 = fetch(p + start[2]);                                                                        \
+            vector x0 = fetch(p, start), x1 = x0, x2 = x0, ws;                                                                \
+            if (wide > 1) x1 = fetch(p, start + AT_ONCE);                                                                     \
+            if (wide > 2) x2 = fetch(p, start + 2 * AT_ONCE);                                                                 \
             EACH_OUTPUT(MULTIPLY, all, plus)                                                                                  \
         }                                                                                                                     \
         EACH_OUTPUT(STORE, put, )                                                                                             \
@@ -1393,60 +1553,60 @@ static const float *dense_floats(const weights *w, size_t o, float *row) {
 #define EACH_OUTPUT(do, f, g)                                                                           \
     do(0, a0, a1, a2, f, g) do(1, b0, b1, b2, f, g) do(2, c0, c1, c2, f, g) do(3, d0, d1, d2, f, g)     \
     do(4, e0, e1, e2, f, g) do(5, f0, f1, f2, f, g) do(6, g0, g1, g2, f, g) do(7, h0, h1, h2, f, g)
-#define MULTIPLY(o, s0, s1, s2, all, plus)       \
-    if (outputs > (o)) {                         \
-        ws = all(w[o]);                          \
-        s0 = plus(s0, ws, x0);                   \
-        if (vectors > 1) s1 = plus(s1, ws, x1);  \
-        if (vectors > 2) s2 = plus(s2, ws, x2);  \
+#define MULTIPLY(o, s0, s1, s2, all, plus)    \
+    if (outputs > (o)) {                      \
+        ws = all(w[o]);                       \
+        s0 = plus(s0, ws, x0);                \
+        if (wide > 1) s1 = plus(s1, ws, x1);  \
+        if (wide > 2) s2 = plus(s2, ws, x2);  \
     }
-#define STORE(o, s0, s1, s2, put, unused)                        \
-    if (outputs > (o)) {                                         \
-        put(y + (o) * stride, s0);                               \
-        if (vectors > 1) put(y + (o) * stride + LANES, s1);      \
-        if (vectors > 2) put(y + (o) * stride + 2 * LANES, s2);  \
+#define STORE(o, s0, s1, s2, put, unused)                                  \
+    if (outputs > (o)) {                                                   \
+        put(y + (o) * stride, s0);                                         \
+        if (wide > 1) put(y + (o) * stride + LANES * AT_ONCE, s1);         \
+        if (wide > 2) put(y + (o) * stride + 2 * LANES * AT_ONCE, s2);     \
     }
 #define ADD_PRODUCT(sum, a, b) ((sum) + (a) * (b))
-BLOCK_TILE(block_tile, float, vf, load, store, splat, ADD_PRODUCT)
-BLOCK_TILE(block_tile_i8, int32_t, vi, load_i, store_i, splat_i, add_pairs)
+BLOCK_TILE(block_tile, float, wide_f, load_wide, store_wide, splat_wide, ADD_PRODUCT)
+BLOCK_TILE(block_tile_i8, int32_t, wide_i, load_wide_i, store_wide_i, splat_wide_i, add_wide_pairs)
 #undef ADD_PRODUCT
 #undef STORE
 #undef MULTIPLY
 #undef EACH_OUTPUT
 #undef BLOCK_TILE
 
-#define BLOCK_KERNEL(tile, number, outputs, vectors)                                                                        \
-    KERNEL void tile##_##outputs##_##vectors(const number *x, const int32_t *place, size_t count, const number *w,           \
-                                             const size_t *start, number *y, size_t stride) {                               \
-        tile(x, place, count, w, outputs, start, vectors, y, stride);                                                       \
+#define BLOCK_KERNEL(tile, number, outputs, wide)                                                                           \
+    KERNEL void tile##_##outputs##_##wide(const number *x, const int32_t *place, size_t count, const number *w, size_t pitch, \
+                                          const size_t *start, number *y, size_t stride) {                                  \
+        tile(x, place, count, w, pitch, outputs, start, wide, y, stride);                                                   \
     }
 #define BLOCK_KERNELS(tile, number, outputs)                                                        \
     BLOCK_KERNEL(tile, number, outputs, 1) BLOCK_KERNEL(tile, number, outputs, 2) BLOCK_KERNEL(tile, number, outputs, 3)
 #define OF(tile, outputs) {tile##_##outputs##_1, tile##_##outputs##_2, tile##_##outputs##_3}
 #define FOUR_KERNELS(tile, number) \
     BLOCK_KERNELS(tile, number, 1) BLOCK_KERNELS(tile, number, 2) BLOCK_KERNELS(tile, number, 3) BLOCK_KERNELS(tile, number, 4)
-#if defined(__AVX512VL__)
-#define ALL_KERNELS(tile, number)                                                                  \
-    FOUR_KERNELS(tile, number) BLOCK_KERNELS(tile, number, 5) BLOCK_KERNELS(tile, number, 6)        \
-    BLOCK_KERNELS(tile, number, 7) BLOCK_KERNELS(tile, number, 8)
-#define ALL_OF(tile) OF(tile, 1), OF(tile, 2), OF(tile, 3), OF(tile, 4), OF(tile, 5), OF(tile, 6), OF(tile, 7), OF(tile, 8)
+#define FOUR_OF(tile) OF(tile, 1), OF(tile, 2), OF(tile, 3), OF(tile, 4)
+FOUR_KERNELS(block_tile, float)
+FOUR_KERNELS(block_tile_i8, int32_t)
+#if BLOCK == 8
+BLOCK_KERNELS(block_tile, float, 5) BLOCK_KERNELS(block_tile, float, 6)
+BLOCK_KERNELS(block_tile, float, 7) BLOCK_KERNELS(block_tile, float, 8)
+#define ALL_OF(tile) FOUR_OF(tile), OF(tile, 5), OF(tile, 6), OF(tile, 7), OF(tile, 8)
 #else
-#define ALL_KERNELS(tile, number) FOUR_KERNELS(tile, number)
-#define ALL_OF(tile) OF(tile, 1), OF(tile, 2), OF(tile, 3), OF(tile, 4)
+#define ALL_OF(tile) FOUR_OF(tile)
 #endif
-#define BLOCK_SUMS(name, tile, number)                                                                                         \
-    ALL_KERNELS(tile, number)                                                                                                  \
-    static void name(const number *x, const int32_t *place, size_t count, const number *w, size_t outputs, const size_t *start, \
-                     size_t vectors, number *y, size_t stride) {                                                               \
-        static void (*const kernels[BLOCK][BLOCK_VECTORS])(const number *, const int32_t *, size_t, const number *,            \
-                                                           const size_t *, number *, size_t) = {ALL_OF(tile)};                 \
-        kernels[outputs - 1][vectors - 1](x, place, count, w, start, y, stride);                                               \
+#define BLOCK_SUMS(name, number, most, ...)                                                                                    \
+    static void name(const number *x, const int32_t *place, size_t count, const number *w, size_t pitch, size_t outputs,       \
+                     const size_t *start, size_t vectors, number *y, size_t stride) {                                          \
+        static void (*const kernels[most][BLOCK_VECTORS / AT_ONCE])(const number *, const int32_t *, size_t, const number *,   \
+                                                                    size_t, const size_t *, number *, size_t) = {__VA_ARGS__}; \
+        kernels[outputs - 1][(vectors - 1) / AT_ONCE](x, place, count, w, pitch, start, y, stride);                            \
     }
-BLOCK_SUMS(block_sums, block_tile, float)
-BLOCK_SUMS(block_sums_i8, block_tile_i8, int32_t)
+BLOCK_SUMS(block_sums, float, BLOCK, ALL_OF(block_tile))
+BLOCK_SUMS(block_sums_i8, int32_t, BLOCK_I8, FOUR_OF(block_tile_i8))
 #undef BLOCK_SUMS
 #undef ALL_OF
-#undef ALL_KERNELS
+#undef FOUR_OF
 #undef FOUR_KERNELS
 #undef OF
 #undef BLOCK_KERNELS
@@ -1501,34 +1661,46 @@ static void spread(const weights *weight, size_t first, size_t outputs, float *r
     spread_block(units, weight->taps, w);
 }
 
+/* Where the sums of an output go, and those of its components: `size` of them each, none smaller than `least`. */
+typedef struct {
+    float *y, least;
+    size_t output, component, size;
+} destination;
+
+INLINE void put_sums(const destination *to, size_t output, size_t component, size_t at, wide_f sums) {
+    float *y = to->y + output * to->output + component * to->component + at;
+    sums = maximum_wide(splat_wide(to->least), sums);
+    if (at + LANES * AT_ONCE <= to->size) store_wide(y, sums);
+    else if (at < to->size) memcpy(y, &sums, 4 * (to->size - at));
+}
+
 /* A block of outputs of a layer of which most quaternions are stored, with 8 real products for each: c = w (x) x is, with H
  * the Walsh-Hadamard matrix,
  *     (-c_r, c_i, c_j, c_k) = H[(H w) o (H x)] / 4 - 2 (w_r x_r, w_k x_j, w_i x_k, w_j x_i).
- * `x` is H x, `y` gets planes of output 0, 1, ... with four components each. */
+ * `x` is H x. */
 static void hadamard_outputs(const convolution *c, const float *x, const float *components, const int32_t *place, size_t first,
-                             size_t outputs, float *rows, float *w, float *y) {
-    size_t taps = c->w.taps, step = taps * BLOCK, set = c->in_place ? c->channels * c->plane : c->set, stride = c->vectors * LANES, o, v, g, k, vectors;
+                             size_t outputs, float *rows, float *w, const destination *to) {
+    size_t taps = c->w.taps, step = taps * BLOCK, set = c->in_place ? c->channels * c->plane : c->set, o, v, g, k, vectors;
     const float *bias = (const float *)c->w.bias + first;
     walk at = walk_of(c);
     spread(&c->w, first, outputs, rows, w);
     for (v = 0; v < c->vectors; v += vectors) {
-        float sums[8][BLOCK][BLOCK_VECTORS * LANES];
+        wide_f sums[8][BLOCK][BLOCK_VECTORS / AT_ONCE]; /* aligned */
         size_t start[BLOCK_VECTORS];
-        vectors = next_share(c->vectors - v, BLOCK_VECTORS);
-        for (k = 0; k < vectors; k++) start[k] = next_vector(c, &at);
+        vectors = next_starts(c, &at, c->vectors - v, BLOCK_VECTORS, start);
         for (g = 0; g < 8; g++) {
             const float *from = g < 4 ? x + g * c->set : components + (g - 4) * set;
-            block_sums(from, place, taps, w + g * step, outputs, start, vectors, sums[g][0], BLOCK_VECTORS * LANES);
+            block_sums(from, place, taps, w + g * step, BLOCK, outputs, start, vectors, (float *)(void *)sums[g], BLOCK_VECTORS * LANES);
         }
         for (o = 0; o < outputs; o++) {
-            float *to = y + 4 * o * stride + v * LANES;
-            for (k = 0; k < vectors * LANES; k += LANES, to += LANES) {
-                vf p0 = load(sums[0][o] + k), p1 = load(sums[1][o] + k), p2 = load(sums[2][o] + k), p3 = load(sums[3][o] + k);
-                vf s = p0 + p1, d = p0 - p1, t = p2 + p3, e = p2 - p3;
-                store(to, 2.0f * load(sums[4][o] + k) - 0.25f * (s + t) + bias[o]);
-                store(to + stride, 0.25f * (d + e) - 2.0f * load(sums[6][o] + k) + bias[c->w.outputs + o]);
-                store(to + 2 * stride, 0.25f * (s - t) - 2.0f * load(sums[7][o] + k) + bias[2 * c->w.outputs + o]);
-                store(to + 3 * stride, 0.25f * (d - e) - 2.0f * load(sums[5][o] + k) + bias[3 * c->w.outputs + o]);
+            for (k = 0; k * AT_ONCE < vectors; k++) {
+                wide_f p0 = sums[0][o][k], p1 = sums[1][o][k], p2 = sums[2][o][k], p3 = sums[3][o][k];
+                size_t here = (v + k * AT_ONCE) * LANES;
+                wide_f s = p0 + p1, d = p0 - p1, t = p2 + p3, e = p2 - p3;
+                put_sums(to, o, 0, here, 2.0f * sums[4][o][k] - 0.25f * (s + t) + bias[o]);
+                put_sums(to, o, 1, here, 0.25f * (d + e) - 2.0f * sums[6][o][k] + bias[c->w.outputs + o]);
+                put_sums(to, o, 2, here, 0.25f * (s - t) - 2.0f * sums[7][o][k] + bias[2 * c->w.outputs + o]);
+                put_sums(to, o, 3, here, 0.25f * (d - e) - 2.0f * sums[5][o][k] + bias[3 * c->w.outputs + o]);
             }
         }
     }
@@ -1536,18 +1708,22 @@ static void hadamard_outputs(const convolution *c, const float *x, const float *
 
 /* A block of outputs of a real layer. */
 static void real_outputs(const convolution *c, const float *x, const int32_t *place, size_t first, size_t outputs,
-                         float *rows, float *w, float *y) {
-    size_t taps = c->w.taps, stride = c->vectors * LANES, o, t, v, k, vectors;
+                         float *rows, float *w, const destination *to) {
+    size_t taps = c->w.taps, o, t, v, k, vectors;
+    const float *bias = (const float *)c->w.bias + first;
     walk at = walk_of(c);
     for (o = 0; o < outputs; o++) {
         const float *q = dense_floats(&c->w, first + o, rows);
         for (t = 0; t < taps; t++) w[t * BLOCK + o] = q[t];
     }
     for (v = 0; v < c->vectors; v += vectors) {
+        wide_f sums[BLOCK][BLOCK_VECTORS / AT_ONCE];
         size_t start[BLOCK_VECTORS];
-        vectors = next_share(c->vectors - v, BLOCK_VECTORS);
-        for (k = 0; k < vectors; k++) start[k] = next_vector(c, &at);
-        block_sums(x, place, taps, w, outputs, start, vectors, y + v * LANES, stride);
+        vectors = next_starts(c, &at, c->vectors - v, BLOCK_VECTORS, start);
+        block_sums(x, place, taps, w, BLOCK, outputs, start, vectors, (float *)(void *)sums, BLOCK_VECTORS * LANES);
+        for (o = 0; o < outputs; o++) {
+            for (k = 0; k * AT_ONCE < vectors; k++) put_sums(to, o, 0, (v + k * AT_ONCE) * LANES, sums[o][k] + bias[o]);
+        }
     }
 }
 
@@ -1560,63 +1736,13 @@ INLINE products products_of(const int8_t *q) {
     return all;
 }
 
-#if LANES == 8 && !IN_EIGHTS
-/* The same for one unit of each of four outputs: sums and differences (output, product), and the other four products. */
-INLINE void four_products(const int8_t *const *q, size_t unit, pairs_of_lanes *sums, pairs_of_lanes *others) {
-    static const pairs_of_lanes FIRST = {1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1};
-    static const pairs_of_lanes SECOND = {1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1};
-    static const pairs_of_lanes OTHERS = {8, -8, -8, -8, 8, -8, -8, -8, 8, -8, -8, -8, 8, -8, -8, -8};
-    int32_t quaternions[4];
-    bytes_of_pairs bytes;
-    pairs_of_lanes x;
-    size_t o;
-#define IN_FOURS(v, a, b, c, d) \
-    SHUFFLE(pairs_of_lanes, v, v, a, b, c, d, 4 + a, 4 + b, 4 + c, 4 + d, 8 + a, 8 + b, 8 + c, 8 + d, 12 + a, 12 + b, 12 + c, 12 + d)
-    for (o = 0; o < 4; o++) memcpy(quaternions + o, q[o] + 4 * unit, 4);
-    memcpy(&bytes, quaternions, sizeof bytes);
-    x = __builtin_convertvector(bytes, pairs_of_lanes);
-    *others = IN_FOURS(x, 0, 2, 3, 1) * OTHERS;
-    x = IN_FOURS(x, 0, 0, 2, 2) + IN_FOURS(x, 1, 1, 3, 3) * FIRST;
-    *sums = IN_FOURS(x, 0, 1, 0, 1) + IN_FOURS(x, 2, 3, 2, 3) * SECOND;
-#undef IN_FOURS
-}
-
-/* Products 0 to 3 of a channel (low) and the next (high), (output, product), to pairs (product, output) `step` apart. */
-INLINE void put_pairs(pairs_of_lanes low, pairs_of_lanes high, int32_t *to, size_t step) {
-    /* Within each half of a vector: outputs 0 and 2 come first, then 1 and 3. */
-    vi a = (vi)SHUFFLE(pairs_of_lanes, low, high, 0, 16, 1, 17, 2, 18, 3, 19, 8, 24, 9, 25, 10, 26, 11, 27);
-    vi b = (vi)SHUFFLE(pairs_of_lanes, low, high, 4, 20, 5, 21, 6, 22, 7, 23, 12, 28, 13, 29, 14, 30, 15, 31);
-    vi first = SHUFFLE(vi, a, b, 0, 8, 4, 12, 1, 9, 5, 13), second = SHUFFLE(vi, a, b, 2, 10, 6, 14, 3, 11, 7, 15);
-    memcpy(to, &first, 16);
-    memcpy(to + step, (const char *)&first + 16, 16);
-    memcpy(to + 2 * step, &second, 16);
-    memcpy(to + 3 * step, (const char *)&second + 16, 16);
-}
-
-/* All pairs of four outputs. */
-static void spread_four_pairs(const convolution *c, const int8_t *units, int32_t *w) {
-    size_t area = c->area, channels = c->channels / c->groups, step = c->units * area * BLOCK, n, t, o;
-    const int8_t *q[4];
-    for (o = 0; o < 4; o++) q[o] = units + 4 * o * c->w.taps;
-    for (n = 0; n < channels; n += 2) {
-        for (t = 0; t < area; t++, w += BLOCK) {
-            pairs_of_lanes low, high = {0}, low_others, high_others = {0};
-            four_products(q, n * area + t, &low, &low_others);
-            if (n + 1 < channels) four_products(q, (n + 1) * area + t, &high, &high_others);
-            put_pairs(low, high, w, step);
-            put_pairs(low_others, high_others, w + 4 * step, step);
-        }
-    }
-}
-#endif
-
 /* Pairs of them, of a channel and the next one, for the units `q` of output `o`: `w` (product, tap of pairs, output). */
 static void spread_pairs(const convolution *c, const int8_t *q, size_t o, int32_t *w) {
-    size_t area = c->area, channels = c->channels / c->groups, step = c->units * area * BLOCK, t, n, g;
+    size_t area = c->area, channels = c->channels / c->groups, step = c->units * area * BLOCK_I8, t, n, g;
     for (n = 0; n < channels; n += 2) {
         for (t = 0; t < area; t++) {
             products low = products_of(q + 4 * (n * area + t)), high = {0};
-            int32_t *to = w + (n / 2 * area + t) * BLOCK + o;
+            int32_t *to = w + (n / 2 * area + t) * BLOCK_I8 + o;
             if (n + 1 < channels) high = products_of(q + 4 * ((n + 1) * area + t));
             for (g = 0; g < 8; g++) to[g * step] = pair(low[g], high[g]);
         }
@@ -1626,26 +1752,22 @@ static void spread_pairs(const convolution *c, const int8_t *q, size_t o, int32_
 /* A block of outputs in int8, of quaternions or real numbers. */
 static void outputs_i8(const convolution *c, const int32_t *x, const int32_t *place, size_t first, size_t outputs,
                        int32_t *w, int32_t *y) {
-    size_t sets = !IN_BYTES && !IN_EIGHTS && c->w.components == 4 ? 8 : 1, set = c->set, stride = c->vectors * LANES, o = 0, v, g, k, n, vectors;
-    size_t taps = c->units * c->area, step = taps * BLOCK;
+    size_t sets = !IN_EIGHTS && c->w.components == 4 ? 8 : 1, set = c->set, stride = c->span, o, v, g, k, n, vectors;
+    size_t taps = c->units * c->area, step = taps * BLOCK_I8;
     const int32_t *bias = (const int32_t *)c->w.bias + first;
     const int8_t *units = (const int8_t *)c->w.values + first * c->w.taps * stored_width(&c->w); /* stored dense */
     walk at = walk_of(c);
-#if LANES == 8 && !IN_EIGHTS
-    for (; sets == 8 && o + 4 <= outputs; o += 4) spread_four_pairs(c, units + 4 * o * c->w.taps, w + o);
-#endif
-    for (; o < outputs; o++) {
+    for (o = 0; o < outputs; o++) {
         const int8_t *q = units + o * c->w.taps * stored_width(&c->w);
         if (sets == 8) spread_pairs(c, q, o, w);
-        else for (n = 0; n < taps; n++) w[n * BLOCK + o] = pair(q[2 * n], q[2 * n + 1]);
+        else for (n = 0; n < taps; n++) w[n * BLOCK_I8 + o] = pair(q[2 * n], q[2 * n + 1]);
     }
     for (v = 0; v < c->vectors; v += vectors) {
-        int32_t sums[8][BLOCK][BLOCK_VECTORS * LANES];
+        int32_t sums[8][BLOCK_I8][BLOCK_VECTORS * LANES];
         size_t start[BLOCK_VECTORS];
-        vectors = next_share(c->vectors - v, BLOCK_VECTORS);
-        for (k = 0; k < vectors; k++) start[k] = next_vector(c, &at);
+        vectors = next_starts(c, &at, c->vectors - v, BLOCK_VECTORS, start);
         for (g = 0; g < sets; g++) {
-            block_sums_i8(x + g * set, place, taps, w + g * step, outputs, start, vectors, sums[g][0], BLOCK_VECTORS * LANES);
+            block_sums_i8(x + g * set, place, taps, w + g * step, BLOCK_I8, outputs, start, vectors, sums[g][0], BLOCK_VECTORS * LANES);
         }
         for (o = 0; o < outputs; o++) {
             int32_t *to = y + c->w.components * o * stride + v * LANES;
@@ -1663,6 +1785,26 @@ static void outputs_i8(const convolution *c, const int32_t *x, const int32_t *pl
                 }
             }
         }
+    }
+}
+/* A quaternion output in int8, without its bias, if the input has one component: like a block of four outputs of pairs, each of
+ * a tap and, where it is stored too, the next one of its row. The pairs' weights go to `w`, their places to `places`. */
+static void gray_output_i8(const convolution *c, const int32_t *x, const int32_t *place, size_t o, int32_t *places, int32_t *w, int32_t *y) {
+    size_t stored = unit_count(&c->w, o), count = 0, n, m, v, vectors, start[BLOCK_VECTORS];
+    const int8_t *q = (const int8_t *)c->w.values + 4 * first_unit(&c->w, o);
+    walk at = walk_of(c);
+    if (c->w.starts) stored_taps(&c->w, o, NULL, places);
+    for (n = 0; n < stored; n++, count++) {
+        size_t tap = c->w.starts ? (size_t)places[n] : n, next = n + 1 < stored ? c->w.starts ? (size_t)places[n + 1] : n + 1 : 0;
+        const int8_t *first = q + 4 * n;
+        int two = next == tap + 1 && next % c->kernel[1] != 0;
+        for (m = 0; m < 4; m++) w[4 * count + m] = pair(first[m], two ? first[4 + m] : 0);
+        places[count] = place[tap];
+        n += (size_t)two;
+    }
+    for (v = 0; v < c->vectors; v += vectors) {
+        vectors = next_starts(c, &at, c->vectors - v, BLOCK_VECTORS, start);
+        block_sums_i8(x, places, count, w, 4, 4, start, vectors, y + v * LANES, c->span);
     }
 }
 #endif
@@ -1685,9 +1827,8 @@ static void few_parts_output(const convolution *c, const float *x, const int32_t
     }
     at = walk_of(c);
     for (v = 0; v < c->vectors; v += vectors) {
-        vectors = next_share(c->vectors - v, BLOCK_VECTORS);
-        for (n = 0; n < vectors; n++) start[n] = next_vector(c, &at);
-        block_sums(x, place, count, w, 4, start, vectors, y + v * LANES, c->vectors * LANES);
+        vectors = next_starts(c, &at, c->vectors - v, BLOCK_VECTORS, start);
+        block_sums(x, place, count, w, 4, 4, start, vectors, y + v * LANES, c->span);
     }
 }
 
@@ -1700,7 +1841,7 @@ static void few_parts_output(const convolution *c, const float *x, const int32_t
  *     (-1, 1, 1, 1) o H p[0..3] + p[4..7].
  * In int8 a quaternion is eight int16, and two of the stored quaternions are multiplied at once: of two neighbouring
  * positions (p, q) there are sums (p[0..3], q[0..3]) and (p[4..7], q[4..7]). */
-enum { MOST_FLOATS = 12, MOST_PAIRS = 5 }; /* vectors, and pairs of positions, that an inner loop keeps sums of */
+enum { MOST_FLOATS = AT_ONCE == 2 ? 16 : 12, MOST_PAIRS = 5 }; /* registers, and pairs of positions, that an inner loop keeps sums of */
 
 #define IN_HALVES(type, a, b, n, m, o, p) SHUFFLE(type, a, b, n, m, o, p, (n) + 4, (m) + 4, (o) + 4, (p) + 4)
 #define LOW_HALVES(a, b) SHUFFLE(vi, a, b, 0, 1, 2, 3, 8, 9, 10, 11)
@@ -1737,7 +1878,8 @@ INLINE void eight_shorts(const int8_t *const *part, size_t at, int16_t zero, int
 
 /* The input as planes of x', with borders. */
 KERNEL void prepare_eights(const convolution *c, const void *x, int32_t zero, void *planes) {
-    size_t bytes = c->w.pairs ? 16 : 32, number = c->w.pairs ? 1 : 4, size = c->size[0] * c->size[1], n, m, y, k, i;
+    int pairs = !IN_BYTES && c->w.pairs;
+    size_t bytes = pairs ? 16 : 32, number = pairs ? 1 : 4, size = c->size[0] * c->size[1], n, m, y, k, i;
     const uint8_t *part[4], *from = (const uint8_t *)x;
     uint8_t *plane = (uint8_t *)planes;
     memset(planes, 0, c->kernel_at - c->planes_at);
@@ -1751,7 +1893,7 @@ KERNEL void prepare_eights(const convolution *c, const void *x, int32_t zero, vo
                 float eight[64];
                 uint8_t *to = plane + (row * c->padded_pitch + c->padding[1] + left) * bytes;
                 void *here = aside ? (void *)eight : (void *)to;
-                if (c->w.pairs) eight_shorts((const int8_t *const *)(const void *)part, at + left, (int16_t)zero, (int16_t *)here);
+                if (pairs) eight_shorts((const int8_t *const *)(const void *)part, at + left, (int16_t)zero, (int16_t *)here);
                 else eight_floats((const float *const *)(const void *)part, at + left, (float *)here);
                 for (i = 0; aside && i < 8 && k + i < width; i++) {
                     to = plane + place_of(c, row, c->padding[1] + (k + i) * c->stuffing[1]) * bytes;
@@ -1806,36 +1948,62 @@ KERNEL void eight_weights_i8(const int8_t *q, size_t count, int16_t *w) {
     }
 }
 
-/* Sums of `many` positions in a row, or half of them in each of two rows. */
+/* Sums of `many` registers of positions in a row, or half of them in each of two rows. Few of them have a second sum each for
+ * every other tap, so that no product waits for the one before. */
 #define EACH_SUM(do)                                                                                               \
     do(0, s0) do(1, s1) do(2, s2) do(3, s3) do(4, s4) do(5, s5) do(6, s6) do(7, s7) do(8, s8) do(9, s9) do(10, s10) \
-    do(11, s11)
+    do(11, s11) do(12, s12) do(13, s13) do(14, s14) do(15, s15)
+INLINE wide_f load_twice(const float *w) { /* in each half of a register */
+#if AT_ONCE == 2
+    return (wide_f)_mm512_broadcast_f64x4((__m256d)load(w));
+#else
+    return load(w);
+#endif
+}
 INLINE void eights_tile(const float *x, size_t row, const int32_t *place, const float *w, size_t count, size_t many, size_t rows,
                         float *y) {
-    vf s0 = {0}, s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0, s8 = s0, s9 = s0, s10 = s0, s11 = s0;
-    size_t each = many / rows, s;
-    for (s = 0; s < count; s++, w += 8) {
-        const float *p = x + place[s], *q = p + row;
-        vf v = load(w);
+    wide_f s0 = {0}, s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0, s8 = s0, s9 = s0, s10 = s0, s11 = s0;
+    wide_f s12 = s0, s13 = s0, s14 = s0, s15 = s0, v;
+    size_t each = many / rows, s = 0;
+    const float *p, *q;
+#define LOAD(n) load_row((n) < each ? p + 8 * AT_ONCE * (n) : q + 8 * AT_ONCE * ((n) - each))
 #define MULTIPLY(n, sum) \
-    if (many > (n)) sum += v * load((n) < each ? p + 8 * (n) : q + 8 * ((n) - each));
+    if (many > (n)) sum += v * LOAD(n);
+#define MULTIPLY_SECOND(n, sum) \
+    if ((n) >= many && 2 * many > (n)) sum += v * LOAD((n) - many);
+    for (; 2 * many <= 8 && s + 2 <= count; s += 2, w += 16) {
+        p = x + place[s], q = p + row, v = load_twice(w);
         EACH_SUM(MULTIPLY)
-#undef MULTIPLY
+        p = x + place[s + 1], q = p + row, v = load_twice(w + 8);
+        EACH_SUM(MULTIPLY_SECOND)
     }
+    for (; s < count; s++, w += 8) {
+        p = x + place[s], q = p + row, v = load_twice(w);
+        EACH_SUM(MULTIPLY)
+    }
+#undef MULTIPLY_SECOND
+#undef MULTIPLY
+#undef LOAD
+    if (many == 1) s0 += s1;
+    if (many == 2) s0 += s2, s1 += s3;
+    if (many == 3) s0 += s3, s1 += s4, s2 += s5;
+    if (many == 4) s0 += s4, s1 += s5, s2 += s6, s3 += s7;
 #define STORE(n, sum) \
-    if (many > (n)) store(y + 8 * (n), sum);
+    if (many > (n)) store_wide(y + 8 * AT_ONCE * (n), sum);
     EACH_SUM(STORE)
 #undef STORE
 }
 #undef EACH_SUM
 
 #define EIGHTS_KERNEL(many, rows)                                                                                           \
-    KERNEL void eights_##rows##_##many(const float *x, size_t row, const int32_t *place, const float *w, size_t count, float *y) { \
+    KERNEL void eights_##many(const float *x, size_t row, const int32_t *place, const float *w, size_t count, float *y) { \
         eights_tile(x, row, place, w, count, many, rows, y);                                                                \
     }
-EIGHTS_KERNEL(1, 1) EIGHTS_KERNEL(2, 1) EIGHTS_KERNEL(3, 1) EIGHTS_KERNEL(4, 1) EIGHTS_KERNEL(5, 1) EIGHTS_KERNEL(6, 1)
-EIGHTS_KERNEL(7, 1) EIGHTS_KERNEL(8, 1) EIGHTS_KERNEL(9, 1) EIGHTS_KERNEL(10, 1) EIGHTS_KERNEL(11, 1) EIGHTS_KERNEL(12, 1)
-EIGHTS_KERNEL(2, 2) EIGHTS_KERNEL(4, 2) EIGHTS_KERNEL(6, 2) EIGHTS_KERNEL(8, 2) EIGHTS_KERNEL(10, 2) EIGHTS_KERNEL(12, 2)
+EIGHTS_KERNEL(1, 1) EIGHTS_KERNEL(2, 2) EIGHTS_KERNEL(3, 1) EIGHTS_KERNEL(4, 2) EIGHTS_KERNEL(5, 1) EIGHTS_KERNEL(6, 2)
+EIGHTS_KERNEL(7, 1) EIGHTS_KERNEL(8, 2) EIGHTS_KERNEL(9, 1) EIGHTS_KERNEL(10, 2) EIGHTS_KERNEL(11, 1) EIGHTS_KERNEL(12, 2)
+#if AT_ONCE == 2
+EIGHTS_KERNEL(13, 1) EIGHTS_KERNEL(14, 2) EIGHTS_KERNEL(15, 1) EIGHTS_KERNEL(16, 2)
+#endif
 #undef EIGHTS_KERNEL
 
 /* The same in int8, `many` pairs of positions; `count` is of pairs of quaternions. */
@@ -1868,50 +2036,42 @@ INLINE void pairs_tile(const int16_t *x, size_t row, const int32_t *place, const
 #undef EACH_SUM
 
 #define PAIRS_KERNEL(many, rows)                                                                                           \
-    KERNEL void pairs_##rows##_##many(const int16_t *x, size_t row, const int32_t *place, const int16_t *w, size_t count, int32_t *y) { \
+    KERNEL void pairs_##many(const int16_t *x, size_t row, const int32_t *place, const int16_t *w, size_t count, int32_t *y) { \
         pairs_tile(x, row, place, w, count, many, rows, y);                                                                \
     }
-PAIRS_KERNEL(1, 1) PAIRS_KERNEL(2, 1) PAIRS_KERNEL(3, 1) PAIRS_KERNEL(4, 1) PAIRS_KERNEL(5, 1) PAIRS_KERNEL(2, 2) PAIRS_KERNEL(4, 2)
+PAIRS_KERNEL(1, 1) PAIRS_KERNEL(2, 2) PAIRS_KERNEL(3, 1) PAIRS_KERNEL(4, 2) PAIRS_KERNEL(5, 1)
 #undef PAIRS_KERNEL
 
-/* Sums of one row of positions, or of two; the second is none if `second` is not set. */
-static void sum_floats(const float *x, size_t row, int second, const int32_t *place, const float *w, size_t count, size_t width, float *y) {
-    static void (*const one[MOST_FLOATS])(const float *, size_t, const int32_t *, const float *, size_t, float *) = {
-        eights_1_1, eights_1_2, eights_1_3, eights_1_4,  eights_1_5,  eights_1_6,
-        eights_1_7, eights_1_8, eights_1_9, eights_1_10, eights_1_11, eights_1_12};
-    static void (*const two[MOST_FLOATS / 2])(const float *, size_t, const int32_t *, const float *, size_t, float *) = {
-        eights_2_2, eights_2_4, eights_2_6, eights_2_8, eights_2_10, eights_2_12};
-    size_t k, many;
-    if (second && width <= MOST_FLOATS / 2) {
-        two[width - 1](x, row, place, w, count, y);
-        return;
-    }
-    for (; second >= 0; second--, x += row) {
-        for (k = 0; k < width; k += many, y += 8 * many) {
-            many = next_share(width - k, MOST_FLOATS);
-            one[many - 1](x + 8 * k, 0, place, w, count, y);
-        }
-    }
-}
+/* A row of positions fills whole registers. */
+INLINE size_t registers_of(size_t width) { return (width + AT_ONCE - 1) / AT_ONCE; }
 
-static void sum_pairs(const int16_t *x, size_t row, int second, const int32_t *place, const int16_t *w, size_t count, size_t width, int32_t *y) {
-    static void (*const one[MOST_PAIRS])(const int16_t *, size_t, const int32_t *, const int16_t *, size_t, int32_t *) = {
-        pairs_1_1, pairs_1_2, pairs_1_3, pairs_1_4, pairs_1_5};
-    static void (*const two[MOST_PAIRS / 2])(const int16_t *, size_t, const int32_t *, const int16_t *, size_t, int32_t *) = {
-        pairs_2_2, pairs_2_4};
-    size_t k, many;
-    width = (width + 1) / 2;
-    if (second && width <= MOST_PAIRS / 2) {
-        two[width - 1](x, row, place, w, count, y);
-        return;
+/* Sums of one row of `width` registers, or of two; the second is none if `second` is not set. An even number of them in one row
+ * is the same as two rows of half as many. */
+#define SUM_ROWS(name, number, weight, sum, most, of_register, of_sums, ...)                                                  \
+    static void name(const number *x, size_t row, int second, const int32_t *place, const weight *w, size_t count, size_t width, \
+                     sum *y) {                                                                                                \
+        static void (*const kernels[most])(const number *, size_t, const int32_t *, const weight *, size_t, sum *) = {__VA_ARGS__}; \
+        size_t k, many;                                                                                                       \
+        if (second && 2 * width <= (most)) {                                                                                  \
+            kernels[2 * width - 1](x, row, place, w, count, y);                                                               \
+            return;                                                                                                           \
+        }                                                                                                                     \
+        for (; second >= 0; second--, x += row) {                                                                             \
+            for (k = 0; k < width; k += many, y += (of_sums) * many) {                                                        \
+                many = next_share(width - k, most);                                                                           \
+                kernels[many - 1](x + (of_register) * k, (of_register) * (many / 2), place, w, count, y);                     \
+            }                                                                                                                 \
+        }                                                                                                                     \
     }
-    for (; second >= 0; second--, x += row) {
-        for (k = 0; k < width; k += many, y += 16 * many) {
-            many = next_share(width - k, MOST_PAIRS);
-            one[many - 1](x + 16 * k, 0, place, w, count, y);
-        }
-    }
-}
+#define TWELVE eights_1, eights_2, eights_3, eights_4, eights_5, eights_6, eights_7, eights_8, eights_9, eights_10, eights_11, eights_12
+#if AT_ONCE == 2
+SUM_ROWS(sum_floats, float, float, float, MOST_FLOATS, 16, 16, TWELVE, eights_13, eights_14, eights_15, eights_16)
+#else
+SUM_ROWS(sum_floats, float, float, float, MOST_FLOATS, 8, 8, TWELVE)
+#endif
+#undef TWELVE
+SUM_ROWS(sum_pairs, int16_t, int16_t, int32_t, MOST_PAIRS, 16, 16, pairs_1, pairs_2, pairs_3, pairs_4, pairs_5)
+#undef SUM_ROWS
 
 /* Two quaternions of their sums. */
 INLINE vf two_floats(const float *s, vf bias) {
@@ -2121,7 +2281,15 @@ static size_t gather_i8(int32_t *sums, size_t row, const size_t *out, int pool) 
     return height * width;
 }
 
-#if LANES == 8
+#if AT_ONCE == 2
+/* The same for sixteen numbers. */
+INLINE __m512i rescaled_lanes(__m512i sums, int32_t multiplier, int32_t shift) {
+    __m512i by = _mm512_set1_epi32(multiplier), half = _mm512_set1_epi64(1 << 30);
+    __m512i even = _mm512_srli_epi64(_mm512_add_epi64(_mm512_mul_epi32(sums, by), half), 31);
+    __m512i odd = _mm512_slli_epi64(_mm512_add_epi64(_mm512_mul_epi32(_mm512_srli_epi64(sums, 32), by), half), 1);
+    return (__m512i)(((wide_i)_mm512_mask_blend_epi32(0xaaaa, even, odd) + (int32_t)((1u << shift) >> 1)) >> shift);
+}
+#elif LANES == 8
 /* The same for eight numbers. */
 INLINE __m256i rescaled_lanes(vi values, int32_t multiplier, int32_t shift) {
     __m256i sums = (__m256i)values, by = _mm256_set1_epi32(multiplier), half = _mm256_set1_epi64x(1 << 30);
@@ -2131,17 +2299,26 @@ INLINE __m256i rescaled_lanes(vi values, int32_t multiplier, int32_t shift) {
 }
 #endif
 
-static void finish_i8(const finishing *f, const int32_t *sums, size_t count, size_t o, size_t first, void *y) {
+/* Whole sums and `bias`, as output o takes them, to y. */
+static void finish_i8(const finishing *f, const int32_t *sums, int32_t bias, size_t count, size_t o, size_t first, void *y) {
     size_t n;
     if (f->y_dtype == QRN_I8) {
         int8_t *to = (int8_t *)y + first; /* bytes may be anything: what is read of f is read before they are written */
         int32_t multiplier = f->multipliers[o], shift = f->shifts[o], zero = f->zero, low = f->low, high = f->high;
         n = 0;
-#if LANES == 8
+#if AT_ONCE == 2
+        for (; n < count; n += 16) { /* sixteen, or the last ones */
+            __mmask16 there = (__mmask16)(count - n >= 16 ? 0xffffu : (1u << (count - n)) - 1);
+            __m512i value = _mm512_add_epi32(_mm512_maskz_loadu_epi32(there, sums + n), _mm512_set1_epi32(bias));
+            value = rescaled_lanes(value, multiplier, shift);
+            value = _mm512_min_epi32(_mm512_max_epi32(value, _mm512_set1_epi32(low - zero)), _mm512_set1_epi32(high - zero));
+            _mm512_mask_cvtepi32_storeu_epi8(to + n, there, _mm512_add_epi32(value, _mm512_set1_epi32(zero)));
+        }
+#elif LANES == 8
         for (; n + 8 <= count; n += 16) { /* sixteen, or the last eight */
             int all = n + 16 <= count;
-            __m256i first = rescaled_lanes(load_i(sums + n), multiplier, shift);
-            __m256i second = all ? rescaled_lanes(load_i(sums + n + 8), multiplier, shift) : first;
+            __m256i first = rescaled_lanes(load_i(sums + n) + bias, multiplier, shift);
+            __m256i second = all ? rescaled_lanes(load_i(sums + n + 8) + bias, multiplier, shift) : first;
             __m256i value = _mm256_adds_epi16(_mm256_packs_epi32(first, second), _mm256_set1_epi16((int16_t)zero));
             value = _mm256_min_epi16(_mm256_max_epi16(value, _mm256_set1_epi16((int16_t)low)), _mm256_set1_epi16((int16_t)high));
             value = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(value, value), _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5));
@@ -2150,10 +2327,10 @@ static void finish_i8(const finishing *f, const int32_t *sums, size_t count, siz
         }
         if (n > count) n -= 8;
 #endif
-        for (; n < count; n++) to[n] = to_i8(rescaled(sums[n], multiplier, shift), zero, low, high);
+        for (; n < count; n++) to[n] = to_i8(rescaled(sums[n] + bias, multiplier, shift), zero, low, high);
     } else {
         float *to = (float *)y + first;
-        for (n = 0; n < count; n++) to[n] = (float)sums[n] * f->scales[o];
+        for (n = 0; n < count; n++) to[n] = (float)(sums[n] + bias) * f->scales[o];
         unary(f->activation, to, to, count, f->a, f->b);
     }
 }
@@ -2162,13 +2339,13 @@ static void finish_i8(const finishing *f, const int32_t *sums, size_t count, siz
  * overwritten. */
 static void finish_output(const convolution *c, const finishing *f, int pool, void *sums, size_t o, size_t top, size_t height,
                           void *y) {
-    size_t m, stride = c->vectors * LANES, count, by = pool ? 2 : 1, size = height / by * (c->out[1] / by);
+    size_t m, stride = c->span, count, by = pool ? 2 : 1, size = height / by * (c->out[1] / by);
     for (m = 0; m < c->w.components; m++) {
         size_t first = (m * c->w.outputs + o) * size + top / by * (c->out[1] / by);
         if (OF_I8(c->w.pairs)) {
             int32_t *plane = (int32_t *)sums + m * stride;
             count = gather_i8(plane, c->row, c->out, pool);
-            finish_i8(f, plane, count, o, first, y);
+            finish_i8(f, plane, c->paired ? ((const int32_t *)c->w.bias)[m * c->w.outputs + o] : 0, count, o, first, y);
         } else {
             float *to = (float *)y + first;
             int relu = f->activation == QRN_RELU, spill = c->w.outputs - o > 1 && (c->w.outputs - o - 1) * size >= LANES;
@@ -2182,7 +2359,8 @@ static void finish_output(const convolution *c, const finishing *f, int pool, vo
 /* The fastest plan that the arena has room for. */
 static convolution fitting(const machine *m, const uint32_t *op) {
     convolution c = conv_of(m->blob, op, 1, LANES);
-    return c.scratch <= m->scratch_bytes ? c : conv_of(m->blob, op, 0, LANES);
+    if (c.scratch > m->scratch_bytes) c = conv_of(m->blob, op, 0, LANES);
+    return c;
 }
 
 #if IN_EIGHTS
@@ -2190,6 +2368,7 @@ static convolution fitting(const machine *m, const uint32_t *op) {
 static void run_eights(const machine *m, const uint32_t *op, const convolution *c, const finishing *f, const void *x, void *y) {
     int32_t *place = (int32_t *)(void *)(m->scratch + c->places_at), *stored = (int32_t *)(void *)(m->scratch + c->stored_at);
     int32_t *taps = c->w.starts ? stored : place;
+    int pairs = !IN_BYTES && c->w.pairs;
     size_t per_group = c->w.outputs / c->groups, width = c->out[1], line = 16 * ((width + 1) / 2);
     size_t by = op[QRN_CONV_POOL] ? 2 : 1, size = c->out[0] / by * (width / by), row = 8 * c->padded_pitch, n, k, o, b, top;
     uint8_t *planes = m->scratch + c->planes_at, *rows = NULL, *columns = NULL, *block = m->scratch + c->block_at;
@@ -2211,14 +2390,14 @@ static void run_eights(const machine *m, const uint32_t *op, const convolution *
     }
     for (o = 0; o < c->w.outputs; o++) {
         size_t count = unit_count(&c->w, o), first = o / per_group * c->units * c->plane * 8, step = numbers ? 4 : 0;
-        float bias[8], *to = c->w.pairs ? (float *)(void *)(m->scratch + c->padded_at) : (float *)y + o * size;
-        size_t plane = c->w.pairs ? size : c->w.outputs * size;
+        float bias[8], *to = pairs ? (float *)(void *)(m->scratch + c->padded_at) : (float *)y + o * size;
+        size_t plane = pairs ? size : c->w.outputs * size;
         for (b = 0; b < 8; b++) bias[b] = ((const float *)c->w.bias)[b % 4 * c->w.outputs + o];
         if (c->w.starts) {
             stored_taps(&c->w, o, place, stored);
             stored[count] = 0; /* may have no weight beside it */
         }
-        if (c->w.pairs) eight_weights_i8((const int8_t *)c->w.values + 4 * first_unit(&c->w, o), count, (int16_t *)(void *)block);
+        if (pairs) eight_weights_i8((const int8_t *)c->w.values + 4 * first_unit(&c->w, o), count, (int16_t *)(void *)block);
         else eight_weights(floats_of(&c->w, o, (float *)(void *)(m->scratch + c->units_at)), count, (float *)(void *)block);
         for (top = 0; top < c->out[0]; top += 2) {
             int second = top + 1 < c->out[0], relu = f->activation == QRN_RELU;
@@ -2227,18 +2406,18 @@ static void run_eights(const machine *m, const uint32_t *op, const convolution *
                 const uint8_t *mine = rows + (top + n) * c->kernel[0];
                 biases[n] = places + n * line;
                 if (top + n >= 2 && same(mine, mine - 2 * c->kernel[0], c->kernel[0])) continue; /* there from two rows before */
-                if (c->w.pairs) {
+                if (pairs) {
                     constant_row_i8(c, (const int32_t *)(const void *)numbers + o * 4 * c->area, mine, columns,
                                     (const int32_t *)(const void *)bias, (int32_t *)(void *)of_columns, (int32_t *)(void *)(places + n * line));
                 } else {
                     constant_row(c, (const float *)(const void *)numbers + o * 4 * c->area, mine, columns, bias, of_columns, places + n * line);
                 }
             }
-            if (c->w.pairs) {
+            if (pairs) {
                 const int32_t *s = (const int32_t *)(const void *)sums, *first_bias = (const int32_t *)(const void *)biases[0];
                 const int32_t *second_bias = (const int32_t *)(const void *)biases[1];
                 sum_pairs((const int16_t *)(const void *)planes + first + top * row, row, second, taps, (const int16_t *)(const void *)block,
-                          (count + 1) / 2, width, (int32_t *)(void *)sums);
+                          (count + 1) / 2, (width + 1) / 2, (int32_t *)(void *)sums);
                 for (n = 0; n < (by == 2 || !second ? 1 : 2); n++, to += width / by) {
                     finish_whole(s + n * line, width, n ? second_bias : first_bias, second_bias, step, by == 2, 0, (int32_t *)(void *)quaternions);
                     quaternions_to_planes(quaternions, width / by, to, plane);
@@ -2246,19 +2425,55 @@ static void run_eights(const machine *m, const uint32_t *op, const convolution *
                 continue;
             }
             sum_floats((const float *)(const void *)planes + first + top * row, row, second, taps, (const float *)(const void *)block, count,
-                       width, sums);
+                       registers_of(width), sums);
             for (n = 0; n < (by == 2 || !second ? 1 : 2); n++, to += width / by) {
-                finish_floats(sums + 8 * n * width, width, biases[n], biases[1], step, by == 2, relu, quaternions);
+                finish_floats(sums + 8 * n * AT_ONCE * registers_of(width), width, biases[n], biases[1], step, by == 2, relu, quaternions);
                 quaternions_to_planes(quaternions, width / by, to, plane);
                 for (b = 0; !relu && f->activation != QRN_IDENTITY && b < 4; b++) {
                     unary(f->activation, to + b * plane, to + b * plane, width / by, f->a, f->b);
                 }
             }
         }
-        for (b = 0; c->w.pairs && b < 4; b++) {
-            finish_i8(f, (const int32_t *)(const void *)(m->scratch + c->padded_at) + b * size, size, o, (b * c->w.outputs + o) * size, y);
+        for (b = 0; pairs && b < 4; b++) {
+            finish_i8(f, (const int32_t *)(const void *)(m->scratch + c->padded_at) + b * size, 0, size, o, (b * c->w.outputs + o) * size, y);
         }
     }
+}
+#endif
+
+#if LANES > 1
+/* A depthwise 3x3 convolution: each channel from its plane straight to that of the results, where these need no more than ReLU. */
+static void run_nine(const machine *m, const convolution *c, const finishing *f, int pool, int32_t zero, const void *x, void *y) {
+    float *plane = (float *)(void *)(m->scratch + c->planes_at), *sums = (float *)(void *)(m->scratch + c->sums_at);
+    size_t size = c->out[0] * c->out[1], o, n;
+    memset(plane, 0, c->units_at - c->planes_at);
+    for (o = 0; o < c->w.outputs; o++) {
+        if (OF_I8(c->w.pairs)) {
+            const int8_t *units = (const int8_t *)c->w.values + 2 * 9 * o; /* the second number of each has no input */
+            float numbers[9];
+            for (n = 0; n < 9; n++) numbers[n] = (float)units[2 * n];
+            put_plane(c, (const int8_t *)x + o * c->size[0] * c->size[1], zero, plane);
+            nine_sums(c, plane, numbers, 0, ((const int32_t *)c->w.bias)[o], -as_float(0x7f800000u), sums);
+            finish_output(c, f, pool, sums, o, 0, c->out[0], y);
+        } else {
+            const float *w = floats_of(&c->w, o, (float *)(void *)(m->scratch + c->units_at));
+            int straight = !pool && c->row == c->out[1];
+            float least = straight && f->activation == QRN_RELU ? 0.0f : -as_float(0x7f800000u), *to = straight ? (float *)y + o * size : sums;
+            put_plane(c, (const float *)x + o * c->size[0] * c->size[1], 0, plane);
+            nine_sums(c, plane, w, ((const float *)c->w.bias)[o], 0, least, to);
+            if (!straight) finish_output(c, f, pool, sums, o, 0, c->out[0], y);
+            else if (f->activation != QRN_RELU) unary(f->activation, to, to, size, f->a, f->b);
+        }
+    }
+}
+#endif
+
+#if LANES > 1
+/* The results of outputs from `first` on, where the rows of sums are theirs. */
+static destination straight_to(const convolution *c, const finishing *f, size_t first, float *y) {
+    size_t size = c->out[0] * c->out[1];
+    destination to = {y + first * size, f->activation == QRN_RELU ? 0.0f : -as_float(0x7f800000u), size, c->w.outputs * size, size};
+    return to;
 }
 #endif
 
@@ -2268,6 +2483,9 @@ static int run_conv(const machine *m, const uint32_t *op) {
     const void *x = at(m, op[QRN_CONV_X]);
     void *y = out_at(m, op[QRN_CONV_Y]);
     int pool = (int)op[QRN_CONV_POOL];
+#if LANES > 1
+    int straight = c.whole && !c.w.pairs && !pool && is_none(op[QRN_CONV_CONSTANT]) && c.row == c.out[1];
+#endif
     int32_t *kernel = (int32_t *)(void *)(m->scratch + c.kernel_at), *place = (int32_t *)(void *)(m->scratch + c.places_at);
     int32_t *stored = (int32_t *)(void *)(m->scratch + c.stored_at);
     const int32_t *taps = c.w.starts ? stored : place;
@@ -2276,6 +2494,12 @@ static int run_conv(const machine *m, const uint32_t *op) {
     float *planes = (float *)(void *)(m->scratch + c.planes_at);
     size_t per_group = c.w.outputs / c.groups, height = c.out[0], top, n, k, g, o;
     if (c.scratch > m->scratch_bytes) return QRN_ARENA_TOO_SMALL;
+#if LANES > 1
+    if (c.nine) {
+        run_nine(m, &c, &f, pool, (int32_t)op[QRN_CONV_QUANT + QRN_Q_X_ZERO], x, y);
+        return 0;
+    }
+#endif
 #if IN_EIGHTS
     if (c.eights) {
         run_eights(m, op, &c, &f, x, y);
@@ -2317,18 +2541,26 @@ static int run_conv(const machine *m, const uint32_t *op) {
             const float *source = from + top * c.pitch;
             size_t last = (g + 1) * per_group, many;
             c.out[0] = smaller(c.strip, height - top);
-            if (LANES == 1) c.vectors = c.out[0] * c.out[1];
+            if (LANES == 1) c.vectors = c.span = c.out[0] * c.out[1];
             for (o = g * per_group; o < last; o += many) {
                 size_t b, count = unit_count(&c.w, o);
-                many = c.whole ? smaller(BLOCK, last - o) : 1;
+                many = c.whole ? smaller(c.w.pairs ? BLOCK_I8 : BLOCK, last - o) : 1;
 #if LANES > 1
                 if (c.whole) {
                     float *block = (float *)(void *)(m->scratch + c.block_at);
                     if (c.w.pairs) {
                         outputs_i8(&c, (const int32_t *)(const void *)source, place, o, many,
                                    (int32_t *)(void *)block, (int32_t *)(void *)sums);
-                    } else if (c.w.components == 4) hadamard_outputs(&c, source, c.in_place ? lies : source + 4 * c.set, place, o, many, units, block, sums);
-                    else real_outputs(&c, source, place, o, many, units, block, sums);
+                    } else {
+                        destination to = {sums, -as_float(0x7f800000u), c.w.components * c.span, c.span, c.span};
+                        if (straight) to = straight_to(&c, &f, o, (float *)y);
+                        if (c.w.components == 4) hadamard_outputs(&c, source, c.in_place ? lies : source + 4 * c.set, place, o, many, units, block, &to);
+                        else real_outputs(&c, source, place, o, many, units, block, &to);
+                        for (b = 0; straight && f.activation != QRN_RELU && b < c.w.components; b++) {
+                            unary(f.activation, to.y + b * to.component, to.y + b * to.component, many * to.size, f.a, f.b);
+                        }
+                        if (straight) continue;
+                    }
                 } else
 #endif
                 {
@@ -2339,22 +2571,19 @@ static int run_conv(const machine *m, const uint32_t *op) {
                         else bias[b] = ((const float *)c.w.bias)[b * c.w.outputs + o];
                     }
                     if (c.w.starts) stored_taps(&c.w, o, place, stored);
+#if LANES > 1
+                    if (c.paired) {
+                        gray_output_i8(&c, (const int32_t *)(const void *)source, place, o, stored, (int32_t *)(void *)units, (int32_t *)(void *)sums);
+                    } else
+#endif
                     if (OF_I8(c.w.pairs)) {
                         const int32_t *w = pairs_of(&c.w, o, (int32_t *)(void *)units);
 #if IN_BYTES
                         if (c.w.components == 4) without_excess(w, count, (int32_t)op[QRN_CONV_QUANT + QRN_Q_X_ZERO] + 128, bias_i8);
 #endif
-#if LANES > 1
-                        if (c.nine) nine_taps_i8(&c, source, w, bias_i8[0], sums);
-                        else
-#endif
                         output_i8(&c, (const int32_t *)(const void *)source, taps, w, count, bias_i8, (int32_t *)(void *)sums);
                     } else {
                         const float *w = floats_of(&c.w, o, units);
-#if LANES > 1
-                        if (c.nine) nine_taps(&c, source, w, bias[0], sums);
-                        else
-#endif
                         if (c.w.components == 1) real_output(&c, source, taps, w, count, bias[0], sums);
 #if IN_EIGHTS
                         else if (c.unbiased) few_parts_output(&c, source, taps, w, count, (float *)(void *)(m->scratch + c.block_at), sums);
@@ -2363,7 +2592,7 @@ static int run_conv(const machine *m, const uint32_t *op) {
                     }
                 }
                 for (b = 0; b < many; b++) {
-                    float *mine = sums + b * c.w.components * c.vectors * LANES;
+                    float *mine = sums + b * c.w.components * c.span;
                     if (ones) {
                         const uint32_t *numbers = (const uint32_t *)at(m, op[QRN_CONV_CONSTANT]) + (o + b) * 4 * c.area;
                         if (OF_I8(c.w.pairs)) add_constant_i8(&c, ones + top * c.pitch, kernel, (const int32_t *)numbers, (int32_t *)(void *)mine);
@@ -2664,8 +2893,7 @@ static void linear_row_i8(const weights *w, const linear_plan *p, uint8_t *scrat
         if (w->components == 4) quaternion_dot_i8(pairs, w->starts ? place : NULL, q, unit_count(w, o), zero, sum);
         else sum[0] = real_dot_i8(pairs, w->starts ? place : NULL, q, unit_count(w, o));
         for (m = 0; m < w->components; m++) {
-            sum[m] += bias[m * w->outputs + o];
-            finish_i8(f, sum + m, 1, o, (row * w->components + m) * w->outputs + o, y);
+            finish_i8(f, sum + m, bias[m * w->outputs + o], 1, o, (row * w->components + m) * w->outputs + o, y);
         }
     }
 }
@@ -2829,6 +3057,20 @@ static float sum_of(const float *x, size_t count) {
     return total;
 }
 
+static int32_t sum_of_bytes(const int8_t *x, size_t count) {
+    int32_t sum = 0;
+    size_t n = 0;
+#if LANES > 1
+    int32_t lanes[LANES];
+    vi sums = {0};
+    for (; n + LANES <= count; n += LANES) sums += widened(x + n);
+    store_i(lanes, sums);
+    for (size_t lane = 0; lane < LANES; lane++) sum += lanes[lane];
+#endif
+    for (; n < count; n++) sum += x[n];
+    return sum;
+}
+
 static void run_pool(const machine *m, const uint32_t *op) {
     uint32_t kind = op[QRN_POOL_KIND];
     size_t channels = op[QRN_POOL_CHANNELS], height = op[QRN_POOL_HEIGHT], width = op[QRN_POOL_WIDTH], c, y, x, n, k, q;
@@ -2849,9 +3091,10 @@ static void run_pool(const machine *m, const uint32_t *op) {
                 int32_t whole = 0, most = -128;
                 window(op, 1, x, width, &left, &right, &along, &wide);
                 best += left;
-                if (kind == QRN_POOL_MEAN && !i8 && down == 1 && right - left == width) { /* the numbers follow each other */
+                if (kind == QRN_POOL_MEAN && down == 1 && right - left == width) { /* the numbers follow each other */
                     count = (bottom - top) * width;
-                    sum = sum_of(in + best, count);
+                    if (i8) whole = sum_of_bytes(bytes + best, count) - (int32_t)count * zero;
+                    else sum = sum_of(in + best, count);
                     bottom = top;
                 }
                 for (n = top; n < bottom; n += down) {
