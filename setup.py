@@ -44,10 +44,16 @@ runtime = libraries(
 )
 kernels = libraries(
     "quern.functional.native",
-    [f"{KERNELS}/{name}.c" for name in ("batch_norm", "depthwise", "max_pool", "pointwise", "proximal", "winograd")],
+    [
+        f"{KERNELS}/{name}.c"
+        for name in ("batch_norm", "depthwise", "max_pool", "normed", "pointwise", "proximal", "winograd")
+    ],
     [
         f"{KERNELS}/{name}.h"
-        for name in ("depthwise_taps", "product_blocks", "products", "threads", "vectors", "winograd_tiles")
+        for name in (
+            *("depthwise_taps", "normed_loops", "product_blocks", "products", "quaternion_products", "threads"),
+            *("vectors", "winograd_tiles"),
+        )
     ],
     "-O3",
     BUILDS,

@@ -49,7 +49,7 @@ def test_it_computes_what_its_layers_do(training: bool, kernels: str, monkeypatc
 @pytest.mark.skipif(not native.is_available(), reason="THE TRAINING KERNELS ARE NOT BUILT HERE")
 def test_the_pass_is_one() -> None:
     network, (x, added) = layers(qnn.Sequential), images()
-    assert "BatchNorm" in type(network.forward_and_add(x, added, relu=True).grad_fn).__name__
+    assert "NormedConvolutions" in type(network.forward_and_add(x, added, relu=True).grad_fn).__name__
     first = network[:3]
     assert type(first) is qnn.Sequential
     assert "BatchNorm" in type(first(x).grad_fn).__name__

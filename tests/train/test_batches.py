@@ -18,6 +18,7 @@ from quern.errors import Stopped, TrainingError
 from quern.optim import ProximalAdam
 from quern.penalties import GammaL1
 from quern.train import Loaders, Result, Settings, augment, derived_seed, fit
+from quern.train._batches import seed_global
 from tests.small_tasks import Own, digit_loaders, few_digits, same, tensors
 from tests.train.short_runs import SHORT, Stop, build
 
@@ -192,3 +193,10 @@ def test_derived_seeds_differ() -> None:
     }
     assert len(seeds) == 16
     assert derived_seed(3, "x") == derived_seed(3, "x")
+
+
+def test_the_global_generator_gives_what_it_gives_by_manual_seed() -> None:
+    seed_global(torch.device("cpu"), 3, "step", 4)
+    found = torch.rand(5)
+    torch.manual_seed(derived_seed(3, "step", 4))
+    assert torch.equal(found, torch.rand(5))

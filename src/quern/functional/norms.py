@@ -22,6 +22,14 @@ def moving(running: Tensor, batch: Tensor, momentum: float) -> None:
     running.mul_(1 - momentum).add_(batch.detach().to(running.dtype), alpha=momentum)
 
 
+def follow_batch(
+    running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor, samples: int, momentum: float
+) -> None:
+    """Let running statistics follow those of a batch; the variance in its unbiased form."""
+    moving(running_mean, mean, momentum)
+    moving(running_var, var * (samples / (samples - 1)), momentum)
+
+
 def at_least_single(x: Tensor) -> Tensor:
     """Statistics of half precision numbers are taken in single precision."""
     return x if x.dtype == torch.float64 else x.float()
@@ -109,12 +117,11 @@ def _train_batch_norm(
     if n == 0:
         return x.clone()
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64) or needs_plain(x, weight, bias):
-        y, mean, var = _batch_norm_plain(x, weight, bias, eps)
+        y, mean, var = batch_norm_plain(x, weight, bias, eps)
     else:
         y, mean, var = _BatchNorm.apply(x, weight, bias, added, eps, relu)  # pyright: ignore[reportGeneralTypeIssues]
     if running_mean is not None and running_var is not None:
-        moving(running_mean, mean, momentum)
-        moving(running_var, var * (n / (n - 1)), momentum)
+        follow_batch(running_mean, running_var, mean, var, n, momentum)
     return y
 
 
@@ -126,7 +133,7 @@ def affine(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Te
     return F.batch_norm(x, mean.flatten(), torch.cat([var] * len(mean)), scale, shift, False, 0.0, eps)
 
 
-def _batch_norm_plain(
+def batch_norm_plain(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, mean ``(4, n)`` and variance ``(n,)`` by ordinary differentiable operations."""
@@ -159,7 +166,8 @@ class _BatchNorm(torch.autograd.Function):
     ) -> Any:
         ctx.native = native_batch_norm.can_take(x, weight, bias)
         if ctx.native:
-            y, mean, var = native_batch_norm.forward(x, weight, bias, added, eps, relu)
+            mean, var = native_batch_norm.statistics(x)
+            y = native_batch_norm.apply(x, weight, bias, added, mean, var, eps, relu)
         else:
             mean, spread = torch.ops.aten.batch_norm_update_stats(x, None, None, 0.0)
             mean, var = mean.view(4, -1), spread.view(4, -1).sum(0)
@@ -178,15 +186,16 @@ class _BatchNorm(torch.autograd.Function):
             grad = grad if y is None else torch.where(y <= 0, 0, grad)
 
             def plain(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-                normalized = _batch_norm_plain(x, weight, bias, ctx.eps)[0]
+                normalized = batch_norm_plain(x, weight, bias, ctx.eps)[0]
                 return F.relu(normalized) if ctx.relu and y is None else normalized
 
             own = gradients_of(plain, (x, weight, bias), ctx.needs_input_grad[:3], grad)
             return *own, grad if needs_added else None, None, None
         grad_added = grad
         if ctx.native:
-            results = native_batch_norm.backward(grad, x, weight, bias, mean, var, y, ctx.eps, ctx.relu)
-            grad_x, along, total, grad_added = results
+            given, masked = (x, weight, bias, mean, var), ctx.relu and y is None
+            along, total, grad_added = native_batch_norm.sums(grad, *given, y, ctx.eps, ctx.relu)
+            grad_x = native_batch_norm.gradient(grad_added, *given, along, total, ctx.eps, masked)
         else:
             grad_x, along, total = gradients_by_torch(grad, x, weight, mean, var, ctx.eps)
         grad_weight, grad_bias = along if weight is not None else None, total if bias is not None else None

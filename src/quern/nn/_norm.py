@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from quern import functional as F
 from quern.functional import synchronized
-from quern.functional.norms import batch_norm_and_relu
+from quern.functional.norms import batch_norm_and_relu, follow_batch
 from quern.functional.shapes import quaternions
 
 
@@ -118,6 +118,16 @@ class QBatchNorm(_RunningNorm):
     normalize_together = staticmethod(synchronized.batch_norm)
     running_var: Tensor | None
 
+    def joins_processes(self) -> bool:
+        """Whether the statistics are those of all processes that train together."""
+        return self.synchronized and self.training and synchronized.together()
+
+    def follow(self, mean: Float[Tensor, "4 n"], var: Float[Tensor, " n"], samples: int) -> None:
+        """Let the running statistics follow those of a batch, of so many values of a neuron."""
+        share = self._share_of_batch()
+        if self.running_mean is not None and self.running_var is not None:
+            follow_batch(self.running_mean, self.running_var, mean, var, samples, share)
+
     def forward_and_add(
         self,
         input: Float[Tensor, "batch channels *space"],
@@ -125,7 +135,7 @@ class QBatchNorm(_RunningNorm):
         relu: bool,
     ) -> Float[Tensor, "batch channels *space"]:
         """The layer's output, plus what is ``added``, through a ReLU if so asked: see :class:`quern.nn.Sequential`."""
-        if self.synchronized and self.training and synchronized.together():
+        if self.joins_processes():
             y = self.forward(input)
             y = y if added is None else y + added
             return torch.relu(y) if relu else y

@@ -3,29 +3,16 @@ from typing import Any, no_type_check
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.modules import module as hooks_of_all
 
 from quern.functional.autograd import is_traced
 from quern.nn._norm import QBatchNorm
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-HOOKS_OF_ALL = tuple(f"_global{kind}" for kind in HOOKS)
-
-
-def _is_watched(layer: nn.Module) -> bool:
-    """Whether somebody wants to see what goes in or out of this layer."""
-    return any(getattr(layer, hooks) for hooks in HOOKS) or any(getattr(hooks_of_all, hooks) for hooks in HOOKS_OF_ALL)
-
-
-def _takes_in_more(layer: QBatchNorm) -> bool:
-    """Whether this is a batch normalisation of ours that can do what comes behind it in the same pass."""
-    own = type(layer).forward is QBatchNorm.forward and "forward" not in vars(layer)
-    return own and layer.training and not _is_watched(layer)
+from quern.nn._normed import first_run, is_relu, is_watched, takes_in_more
 
 
 class Sequential(nn.Sequential):
     """``torch.nn.Sequential`` whose quaternion batch normalisations do in training what comes behind them, a ReLU or
-    the addition of a residual block, in one pass over the numbers. Values, names and files are those of torch's.
+    the addition of a residual block, in one pass over the numbers; and of what is depthwise or pointwise convolutions
+    between them too. Values, names and files are those of torch's.
 
     :meth:`forward_and_add` is for residual blocks.
     """
@@ -39,7 +26,7 @@ class Sequential(nn.Sequential):
         self, input: Float[Tensor, "..."], added: Float[Tensor, "..."], relu: bool = False
     ) -> Float[Tensor, "..."]:
         """``layers(input) + added``, through a ReLU if so asked."""
-        if self._may_be_one_pass(input) and not _is_watched(self):
+        if self._may_be_one_pass(input) and not is_watched(self):
             return self._run(input, added, relu)
         y = self(input) + added
         return torch.relu(y) if relu else y
@@ -50,13 +37,19 @@ class Sequential(nn.Sequential):
     def _run(self, input: Tensor, added: Tensor | None, relu: bool) -> Tensor:
         layers, n = list(self), 0
         while n < len(layers):
+            if run := first_run(layers[n:], input):
+                n += run.length
+                if n == len(layers) and not run.ends_in_relu and run.can_add(added):
+                    return run(input, added, relu)
+                input = run(input, None, run.ends_in_relu)
+                continue
             layer, following = layers[n], layers[n + 1] if n + 1 < len(layers) else None
             n += 1
-            if not (isinstance(layer, QBatchNorm) and _takes_in_more(layer)):
+            if not (isinstance(layer, QBatchNorm) and takes_in_more(layer)):
                 input = layer(input)
             elif following is None:
                 return layer.forward_and_add(input, added, relu)
-            elif type(following) is nn.ReLU and not _is_watched(following):
+            elif is_relu(following):
                 input = layer.forward_and_add(input, None, True)
                 n += 1
             else:

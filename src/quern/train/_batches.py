@@ -26,6 +26,16 @@ def derived_seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "little")
 
 
+def seed_global(device: torch.device, *parts: int | str) -> None:
+    """Let what is drawn from torch's global generator from here on depend on these parts alone."""
+    if device.type == "cpu":
+        # torch.manual_seed also notes the seed, and who gave it, for every kind of device that may be asked for later:
+        # that takes longer than a step of a very small network.
+        torch.default_generator.manual_seed(derived_seed(*parts))
+    else:
+        torch.manual_seed(derived_seed(*parts))
+
+
 def augment(
     pixels: Tensor,
     crop: int,
@@ -274,10 +284,10 @@ class _FromLoaders:
         self.example = first(shown[0], 2)
 
     def batches(self, epoch: int, first: int, teacher: nn.Module | None) -> Iterator[Batch]:
-        torch.manual_seed(derived_seed(self.seed, "order", epoch))
+        seed_global(self.device, self.seed, "order", epoch)
         pairs = iter(self.data.train)
         for step in range(self.steps):
-            torch.manual_seed(derived_seed(self.seed, "load", epoch, step))
+            seed_global(self.device, self.seed, "load", epoch, step)
             pair = next(pairs, None)
             if pair is None:
                 raise TrainingError(f"the loader to train with ended after {step} of its {self.steps} batches.")

@@ -24,7 +24,7 @@ from quern.optim import ProximalAdam, ProximalSGD
 from quern.records import Epoch, Phase, Result
 from quern.records.text import in_epochs
 from quern.sparsity import measure
-from quern.train._batches import Batch, Source, derived_seed
+from quern.train._batches import Batch, Source, seed_global
 from quern.train._memory import kept_memory
 from quern.train._protocols import Grinding, Steer, Watcher
 from quern.train._resume import Best, State
@@ -224,7 +224,7 @@ class Loop:
     def _step(self, epoch: int, step: int, batch: Batch, phase: Phase) -> None:
         settings = self.settings
         first = self.crew.share(settings.batch).start
-        torch.manual_seed(derived_seed(settings.seed, "step", epoch, step, first))
+        seed_global(self.device, settings.seed, "step", epoch, step, first)
         strength = self._strength(epoch, step)
         for group in self.optimizer.param_groups:
             group["lr"] = settings.lr_at(epoch, step / self.steps)

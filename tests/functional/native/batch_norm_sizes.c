@@ -1,4 +1,4 @@
-/* Both passes over many sizes, in memory that is no larger than it has to be: for the sanitizers. */
+/* All passes over many sizes, in memory that is no larger than it has to be: for the sanitizers. */
 #include "batch_norm.c"
 
 #include <stdio.h>
@@ -31,10 +31,14 @@ int main(void) {
                     n.relu = relu, n.eps = 1e-5;
                     scratch = malloc((size_t)quern_batch_norm_scratch(&n));
                     if (!scratch) exit(2);
-                    quern_batch_norm_forward(&n, x, p ? weight : NULL, s ? bias : NULL, is_added ? added : NULL, y, mean, variance,
-                                             scratch, NULL);
-                    quern_batch_norm_backward(&n, x, relu && is_added ? y : NULL, added, p ? weight : NULL, s ? bias : NULL, mean,
-                                              variance, to, relu && is_added ? masked : NULL, weight, bias, scratch, NULL);
+                    quern_batch_norm_statistics(&n, x, mean, variance, scratch, NULL);
+                    quern_batch_norm_apply(&n, x, p ? weight : NULL, s ? bias : NULL, is_added ? added : NULL, mean, variance,
+                                           y, scratch, NULL);
+                    quern_batch_norm_sums(&n, x, relu && is_added ? y : NULL, added, p ? weight : NULL, s ? bias : NULL, mean,
+                                          variance, relu && is_added ? masked : NULL, weight, bias, scratch, NULL);
+                    n.relu = relu && !is_added;
+                    quern_batch_norm_gradient(&n, x, added, p ? weight : NULL, s ? bias : NULL, mean, variance, weight, bias,
+                                              to, scratch, NULL);
                     free(x), free(y), free(to), free(weight), free(bias), free(mean), free(variance), free(scratch);
                     free(added), free(masked);
                     done++;

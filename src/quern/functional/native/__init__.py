@@ -41,6 +41,27 @@ class BatchNorm(ctypes.Structure):
     ]
 
 
+class Norm(ctypes.Structure):
+    """What normed.c has to know of a normalisation; it says there what the numbers are."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("mean", "var", "weight", "bias", "along", "total")),
+        ("eps", ctypes.c_double),
+        ("relu", ctypes.c_int64),
+    ]
+
+
+class Normed(ctypes.Structure):
+    """What normed.c has to know of a convolution; it says there what the numbers are."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("images", "inner", "out")),
+        *((name, ctypes.c_int64 * 2) for name in ("source", "target", "stride", "padding")),
+        *((name, ctypes.c_int64) for name in ("kind", "pieces", "threads")),
+        *((name, Norm) for name in ("before", "after")),
+    ]
+
+
 class Pointwise(ctypes.Structure):
     """What pointwise.c has to know of a convolution; it says there what the numbers are."""
 
@@ -61,8 +82,12 @@ POINTERS = {
     "quern_winograd_gather_taps": 3,
     "quern_depthwise_forward": 5,
     "quern_depthwise_weight": 5,
-    "quern_batch_norm_forward": 8,
-    "quern_batch_norm_backward": 12,
+    "quern_batch_norm_statistics": 4,
+    "quern_batch_norm_apply": 8,
+    "quern_batch_norm_sums": 11,
+    "quern_batch_norm_gradient": 10,
+    "quern_normed_forward": 7,
+    "quern_normed_backward": 7,
     "quern_pointwise_backward": 6,
     "quern_max_pool_forward": 3,
     "quern_max_pool_backward": 3,
@@ -86,8 +111,10 @@ def open_build(build: str) -> Any:
 @cache
 def _library(build: str) -> Any:
     library = open_build(build)
-    library.quern_winograd_scratch.restype = ctypes.c_int64
-    library.quern_winograd_scratch.argtypes = [ctypes.c_void_p, ctypes.c_int32]
+    for name in ("quern_winograd_scratch", "quern_normed_scratch"):
+        function = getattr(library, name)
+        function.restype = ctypes.c_int64
+        function.argtypes = [ctypes.c_void_p, ctypes.c_int32]
     for name in ("quern_depthwise_sums", "quern_batch_norm_scratch", "quern_pointwise_sums"):
         function = getattr(library, name)
         function.restype = ctypes.c_int64

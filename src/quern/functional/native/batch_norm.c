@@ -70,15 +70,6 @@ static void add_moments(const float *x, size_t count, size_t width, const sums *
 /* What is normalised. The sign of the gradient's mask is that of the result, so both come from here. */
 INLINE float normalised(float x, float mean, float scale, float shift) { return scale * (x - mean) + shift; }
 
-/* g where y is positive or not a number, else 0. By bits, for compilers that see a branch in anything else. */
-INLINE float where_positive(float y, float g) {
-    uint32_t bits;
-    memcpy(&bits, &g, sizeof bits);
-    bits &= y <= 0 ? 0 : UINT32_MAX;
-    memcpy(&g, &bits, sizeof bits);
-    return g;
-}
-
 /* Add a line of gradients g, and of g (x - mean), for what is `kept` of g. Functions of their own, because compilers forget
  * what is restricted when they put them into others, and then make no vectors. */
 #define ADD_LINE(name, kept)                                                                                          \
@@ -96,8 +87,8 @@ INLINE float where_positive(float y, float g) {
     }
 
 ADD_LINE(add_as_it_is, g[l])
-ADD_LINE(add_by_x, where_positive(normalised(x[l], mean[l], scale[l], shift[l]), g[l]))
-ADD_LINE(add_by_y, masked[l] = where_positive(y[l], g[l]))
+ADD_LINE(add_by_x, where_positive_single(normalised(x[l], mean[l], scale[l], shift[l]), g[l]))
+ADD_LINE(add_by_y, masked[l] = where_positive_single(y[l], g[l]))
 
 /* Add `count` lines. */
 static void add_gradients(const job *j, size_t at, size_t count, size_t width, const sums *s) {
@@ -187,14 +178,13 @@ NORMALISE(normalise_add_relu, relu(one + added[l]))
     }
 
 MAKE_GRADIENT(make_gradient, g[l])
-MAKE_GRADIENT(make_masked_gradient, where_positive(normalised(x[l], mean[l], scale[l], shift[l]), g[l]))
+MAKE_GRADIENT(make_masked_gradient, where_positive_single(normalised(x[l], mean[l], scale[l], shift[l]), g[l]))
 
 static void make_line(const job *j, size_t at, size_t count) {
-    const float *x = j->x + at, *added = j->added ? j->added + at : NULL, *g = (j->masked ? j->masked : j->grad);
+    const float *x = j->x + at, *added = j->added ? j->added + at : NULL, *g = j->grad;
     float *to = j->to + at;
     if (g) {
-        int is_masked = j->n->relu && !j->masked;
-        (is_masked ? make_masked_gradient : make_gradient)(count, x, g + at, j->mean, j->scale, j->shift, j->slope, j->offset, to);
+        (j->n->relu ? make_masked_gradient : make_gradient)(count, x, g + at, j->mean, j->scale, j->shift, j->slope, j->offset, to);
     } else if (j->n->relu) {
         (added ? normalise_add_relu : normalise_relu)(count, x, added, j->mean, j->scale, j->shift, to);
     } else {
@@ -257,10 +247,9 @@ static void set_lines(job *j, const float *weight, const float *bias, const floa
     repeat(n, j->mean), repeat(n, j->scale), repeat(n, j->shift);
 }
 
-/* y, and the mean (channels) and variance (units) of x; `weight` (units), `bias` (channels) and what is `added` to the
- * result (like x) may be NULL. */
-void quern_batch_norm_forward(const norm *n, const float *x, const float *weight, const float *bias, const float *added,
-                              float *y, float *mean, float *variance, void *scratch, parallel_function parallel) {
+/* The mean (channels) and variance (units) of x. */
+void quern_batch_norm_statistics(const norm *n, const float *x, float *mean, float *variance, void *scratch,
+                                 parallel_function parallel) {
     job j = job_of(n, x, scratch);
     size_t units = (size_t)n->units, u, p;
     sums s = all_sums(&j, parallel);
@@ -274,20 +263,27 @@ void quern_batch_norm_forward(const norm *n, const float *x, const float *weight
         }
         variance[u] = (float)spread;
     }
+}
+
+/* y from x and its statistics; `weight` (units), `bias` (channels) and what is `added` to the result (like x) may be
+ * NULL. */
+void quern_batch_norm_apply(const norm *n, const float *x, const float *weight, const float *bias, const float *added,
+                            const float *mean, const float *variance, float *y, void *scratch,
+                            parallel_function parallel) {
+    job j = job_of(n, x, scratch);
     set_lines(&j, weight, bias, mean, variance);
     j.added = added;
     j.to = y;
     make(&j, parallel);
 }
 
-/* The gradients of x, of the weight (units) and of the bias (channels), for that of y. If something was added before a
- * ReLU, the sign of the sum is read off y, and the gradient of what was added goes to `masked`; both are NULL otherwise. */
-void quern_batch_norm_backward(const norm *n, const float *x, const float *y, const float *grad, const float *weight,
-                               const float *bias, const float *mean, const float *variance, float *grad_x, float *masked,
-                               float *grad_weight, float *grad_bias, void *scratch, parallel_function parallel) {
+/* The gradients of the weight (units) and of the bias (channels), for that of y. If something was added before a ReLU, the
+ * sign of the sum is read off y, and the gradient of what was added goes to `masked`; both are NULL otherwise. */
+void quern_batch_norm_sums(const norm *n, const float *x, const float *y, const float *grad, const float *weight,
+                           const float *bias, const float *mean, const float *variance, float *masked,
+                           float *grad_weight, float *grad_bias, void *scratch, parallel_function parallel) {
     job j = job_of(n, x, scratch);
     size_t units = (size_t)n->units, u, p;
-    double share = 1 / (double)n->rows;
     sums s;
     j.y = y;
     j.grad = grad;
@@ -295,15 +291,30 @@ void quern_batch_norm_backward(const norm *n, const float *x, const float *y, co
     set_lines(&j, weight, bias, mean, variance);
     s = all_sums(&j, parallel);
     for (u = 0; u < units; u++) {
-        double inverse = 1 / sqrt((double)variance[u] + n->eps), along = 0, scale;
-        for (p = 0; p < PARTS; p++) along += s.second[p * units + u];
-        along *= inverse;
-        grad_weight[u] = (float)along;
-        scale = (weight ? (double)weight[u] : 1) * inverse;
+        double along = 0;
         for (p = 0; p < PARTS; p++) {
-            j.slope[p * units + u] = (float)(-scale * inverse * along * share);
-            j.offset[p * units + u] = (float)(-scale * s.first[p * units + u] * share);
+            along += s.second[p * units + u];
             grad_bias[p * units + u] = (float)s.first[p * units + u];
+        }
+        grad_weight[u] = (float)(along / sqrt((double)variance[u] + n->eps));
+    }
+}
+
+/* The gradient of x, from those of y, of the weight and of the bias. Where that of y is 0 already where the ReLU made
+ * numbers 0, there is no `relu`. */
+void quern_batch_norm_gradient(const norm *n, const float *x, const float *grad, const float *weight, const float *bias,
+                               const float *mean, const float *variance, const float *grad_weight,
+                               const float *grad_bias, float *grad_x, void *scratch, parallel_function parallel) {
+    job j = job_of(n, x, scratch);
+    size_t units = (size_t)n->units, u, p;
+    double share = 1 / (double)n->rows;
+    j.grad = grad;
+    set_lines(&j, weight, bias, mean, variance);
+    for (u = 0; u < units; u++) {
+        double inverse = 1 / sqrt((double)variance[u] + n->eps), scale = (weight ? (double)weight[u] : 1) * inverse;
+        for (p = 0; p < PARTS; p++) {
+            j.slope[p * units + u] = (float)(-scale * inverse * (double)grad_weight[u] * share);
+            j.offset[p * units + u] = (float)(-scale * (double)grad_bias[p * units + u] * share);
         }
     }
     repeat(n, j.slope), repeat(n, j.offset);

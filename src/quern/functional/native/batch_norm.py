@@ -39,19 +39,34 @@ def _described(x: Tensor, eps: float, relu: bool) -> tuple[native.BatchNorm, Ten
     return norm, torch.empty(native.ask("quern_batch_norm_scratch", norm) // 8, dtype=torch.float64)
 
 
-def forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, added: Tensor | None, eps: float, relu: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, mean ``(4, n)`` and variance ``(n,)``."""
+def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean ``(4, n)`` and variance ``(n,)``."""
+    norm, scratch = _described(x, 0.0, relu=False)
+    mean, var = torch.empty(4, x.shape[1] // 4), torch.empty(x.shape[1] // 4)
+    native.run("quern_batch_norm_statistics", norm, x, mean, var, scratch)
+    return mean, var
+
+
+def apply(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    added: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    eps: float,
+    relu: bool,
+) -> Tensor:
+    """The output, from the statistics."""
     norm, scratch = _described(x, eps, relu)
-    y, mean, var = torch.empty_like(x), torch.empty(4, x.shape[1] // 4), torch.empty(x.shape[1] // 4)
+    y = torch.empty_like(x)
     scale, shift = (None if t is None else t.contiguous() for t in (weight, bias))
     added = None if added is None else _laid_out_as(x, added)
-    native.run("quern_batch_norm_forward", norm, x, scale, shift, added, y, mean, var, scratch)
-    return y, mean, var
+    native.run("quern_batch_norm_apply", norm, x, scale, shift, added, mean, var, y, scratch)
+    return y
 
 
-def backward(
+def sums(
     grad: Tensor,
     x: Tensor,
     weight: Tensor | None,
@@ -61,17 +76,37 @@ def backward(
     y: Tensor | None,
     eps: float,
     relu: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of input, weight ``(n,)``, bias ``(4, n)`` and of what was added. ``y`` is the output, if there was
-    an addition and a ReLU."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of weight ``(n,)`` and bias ``(4, n)``; and that of the output as laid out for :func:`gradient`,
+    which is that of what was added. ``y`` is the output, if there was an addition and a ReLU: it is masked then."""
     norm, scratch = _described(x, eps, relu)
-    grad_x, along, total = torch.empty_like(x), torch.empty_like(var), torch.empty_like(mean)
+    along, total = torch.empty_like(var), torch.empty_like(mean)
     grad = _laid_out_as(x, grad)
     masked = None if y is None else torch.empty_like(x)
     scale, shift = (None if t is None else t.contiguous() for t in (weight, bias))
-    results = grad_x, masked, along, total
-    native.run("quern_batch_norm_backward", norm, x, y, grad, scale, shift, mean, var, *results, scratch)
-    return grad_x, along, total, grad if masked is None else masked
+    native.run("quern_batch_norm_sums", norm, x, y, grad, scale, shift, mean, var, masked, along, total, scratch)
+    return along, total, grad if masked is None else masked
+
+
+def gradient(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    along: Tensor,
+    total: Tensor,
+    eps: float,
+    relu: bool,
+) -> Tensor:
+    """The gradient of the input, from those of output, weight and bias. With ``relu`` that of the output is masked
+    here."""
+    norm, scratch = _described(x, eps, relu)
+    grad_x = torch.empty_like(x)
+    scale, shift = (None if t is None else t.contiguous() for t in (weight, bias))
+    native.run("quern_batch_norm_gradient", norm, x, grad, scale, shift, mean, var, along, total, grad_x, scratch)
+    return grad_x
 
 
 def _laid_out_as(x: Tensor, t: Tensor) -> Tensor:

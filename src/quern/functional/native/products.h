@@ -22,7 +22,6 @@ typedef struct {
 #define ROWS 6
 #endif
 
-
 #define number vector
 #define NAME(name) name##_wide
 #include "product_blocks.h"
@@ -43,17 +42,31 @@ typedef struct {
 #undef number
 #undef NAME
 
+/* All columns in vectors, two at a time: of an odd number the first one by itself, of the last two the second overlapping
+ * the first where they do not fill both. */
+#define IN_PAIRS(kind, lanes)                                                                   \
+    do {                                                                                        \
+        size_t vectors = (p->columns + (lanes)-1) / (lanes), j = vectors % 2 * (lanes);         \
+        if (j) rows_##kind(p, a, b, c, 1, 0);                                                   \
+        for (; j < p->columns; j += 2 * (lanes))                                                \
+            rows_##kind(p, a, b + j, c + j, 2, smaller((lanes), p->columns - j - (lanes)));     \
+    } while (0)
+
 static void multiply(const product *p, const float *a, const float *b, float *c) {
     size_t j = 0;
 #if defined(BROAD)
-    for (; j + 2 * BROAD <= p->columns; j += 2 * BROAD) rows_broad(p, a, b + j, c + j, 2);
-    for (; j + BROAD <= p->columns; j += BROAD) rows_broad(p, a, b + j, c + j, 1);
+    if (p->columns >= BROAD) {
+        IN_PAIRS(broad, BROAD);
+        return;
+    }
 #endif
-    for (; j + 2 * WIDE <= p->columns; j += 2 * WIDE) rows_wide(p, a, b + j, c + j, 2);
-    for (; j + WIDE <= p->columns; j += WIDE) rows_wide(p, a, b + j, c + j, 1);
+    if (p->columns >= WIDE) {
+        IN_PAIRS(wide, WIDE);
+        return;
+    }
 #if defined(NARROW)
-    for (; j + NARROW <= p->columns; j += NARROW) rows_narrow(p, a, b + j, c + j, 1);
+    for (; j + NARROW <= p->columns; j += NARROW) rows_narrow(p, a, b + j, c + j, 1, 0);
 #endif
-    for (; j < p->columns; j++) rows_single(p, a, b + j, c + j, 1);
+    for (; j < p->columns; j++) rows_single(p, a, b + j, c + j, 1, 0);
 }
 #endif

@@ -48,6 +48,30 @@ INLINE broad_vector load_broad(const float *from) {
 INLINE void store_broad(float *to, broad_vector n) { memcpy(to, &n, sizeof n); }
 #endif
 
+/* g where y is positive or not a number, else 0. By bits, as compilers see a branch in anything else. */
+#define WHERE_POSITIVE(kind, type, bits)                        \
+    INLINE type where_positive_##kind(type y, type g) {         \
+        return (type)((bits)g & ~(bits)(y <= (type){0}));       \
+    }
+typedef int32_t vector_bits __attribute__((vector_size(4 * WIDE)));
+WHERE_POSITIVE(wide, vector, vector_bits)
+#if defined(NARROW)
+typedef int32_t narrow_bits __attribute__((vector_size(4 * NARROW)));
+WHERE_POSITIVE(narrow, narrow_vector, narrow_bits)
+#endif
+#if defined(BROAD)
+typedef int32_t broad_bits __attribute__((vector_size(4 * BROAD)));
+WHERE_POSITIVE(broad, broad_vector, broad_bits)
+#endif
+
+INLINE float where_positive_single(float y, float g) {
+    uint32_t bits;
+    memcpy(&bits, &g, sizeof bits);
+    bits &= y <= 0 ? 0 : UINT32_MAX;
+    memcpy(&g, &bits, sizeof bits);
+    return g;
+}
+
 INLINE float load_single(const float *from) { return *from; }
 
 INLINE void store_single(float *to, float n) { *to = n; }
