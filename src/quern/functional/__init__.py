@@ -111,9 +111,10 @@ def _convolve(
         positions = x.shape[0] * math.prod(x.shape[2:]) // (1 if geometry.transposed else math.prod(geometry.stride))
         area = math.prod(weight.shape[3:])
         native = None
-        if winograd.can_convolve(x, weight, bias, geometry):
+        # What is told from sizes first: a small convolution takes about as long as all these questions.
+        if min(weight.shape[1:3]) >= products.NARROWEST_IN_TILES and winograd.can_convolve(x, weight, bias, geometry):
             native = "winograd"
-        elif depthwise.can_convolve(x, weight, bias, geometry):
+        elif geometry.groups > 1 and depthwise.can_convolve(x, weight, bias, geometry):
             native = "depthwise"
         sizes = (channels_in, weight.shape[1], geometry.groups, area, positions)
         form = products.choose_conv_form(x.device, *sizes, native)

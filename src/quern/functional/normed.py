@@ -42,11 +42,8 @@ class Convolution(NamedTuple):
     padding: tuple[int, ...] = (0, 0)
 
     def target(self, height: int, width: int) -> tuple[int, int]:
-        side = 1 if self.kind == "pointwise" else SIDE
-        high, wide = (
-            (n + 2 * p - side) // s + 1 for n, p, s in zip((height, width), self.padding, self.stride, strict=True)
-        )
-        return high, wide
+        side, (down, right), (above, left) = 1 if self.kind == "pointwise" else SIDE, self.stride, self.padding
+        return (height + 2 * above - side) // down + 1, (width + 2 * left - side) // right + 1
 
 
 class Normalisation(NamedTuple):
@@ -69,7 +66,7 @@ class Chain(NamedTuple):
 
 
 Stages = Sequence[tuple[Convolution, Normalisation]]
-Statistics = list[tuple[Tensor, Tensor, int]]
+Statistics = list[tuple[Tensor, Tensor]]
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
@@ -103,9 +100,8 @@ def can_normalise(normalisation: Normalisation) -> bool:
 def normed_convolutions(
     x: Tensor, first: Normalisation | None, stages: Stages, added: Tensor | None, relu: bool
 ) -> tuple[Tensor, Statistics]:
-    """``x`` through normalisations and convolutions in turn, plus what is ``added``, through a ``relu``; and of every
-    normalisation mean ``(4, n)``, variance ``(n,)`` and how many values of a neuron they are of. Without an addition
-    the last one's own ReLU is meant."""
+    """``x`` through normalisations and convolutions in turn, plus what is ``added``, through a ``relu``; and mean
+    ``(4, n)`` and variance ``(n,)`` of every normalisation. Without an addition the last one's own ReLU is meant."""
     norms = [norm for norm in (first, *(norm for _, norm in stages)) if norm is not None]
     chain = Chain(
         tuple(convolution.kind for convolution, _ in stages),
@@ -119,11 +115,7 @@ def normed_convolutions(
         weight = block_weight(convolution.weight) if convolution.kind == "pointwise" else convolution.weight
         tensors += [weight, convolution.bias, norm.weight, norm.bias]
     y, *statistics = _NormedConvolutions.apply(chain, x, added, *tensors)  # pyright: ignore[reportGeneralTypeIssues]
-    size, counts = tuple(x.shape[2:]), []
-    for convolution in (None, *(convolution for convolution, _ in stages)):
-        size = size if convolution is None else convolution.target(*size)
-        counts.append(x.shape[0] * size[0] * size[1])
-    return y, list(zip(statistics[::2], statistics[1::2], counts[first is None :], strict=True))
+    return y, list(zip(statistics[::2], statistics[1::2], strict=True))
 
 
 def _parameters(chain: Chain, tensors: Sequence[Any]) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:

@@ -66,6 +66,9 @@ class Geometry:
 # --------------------------------------------------------------------------------------------------------- choice
 
 
+NARROWEST_IN_TILES = 8  # channels of Winograd's form: with fewer, the transforms cost what the products save
+
+
 def choose_conv_form(
     device: torch.device,
     channels_in: int,
@@ -94,7 +97,7 @@ def choose_conv_form(
     if native == "depthwise":
         return "depthwise"
     whole = channels_in % 4 == channels_out % 4 == 0
-    in_vectors = narrow >= 16 or (narrow >= 8 and channels_in * channels_out >= 128 and whole)
+    in_vectors = narrow >= 16 or (narrow >= NARROWEST_IN_TILES and channels_in * channels_out >= 128 and whole)
     if native == "winograd" and in_vectors and positions >= 256:
         return "winograd"
     if narrow >= 16 and numbers >= 1 << 17 and positions <= (64 if numbers < 1 << 22 else 128):
@@ -134,12 +137,15 @@ def block_weight(
     else:
         signed = torch.cat([weight, -weight])
         pick = [(m ^ q) + (0 if UNIT_SIGN[m ^ q][q] > 0 else 4) for q in columns for m in range(4)]
-        blocks = signed[pick]
+        blocks = signed.index_select(0, torch.tensor(pick, device=weight.device))
     blocks = blocks.reshape(len(columns), 4, groups, out // groups, inner, *kernel)
     order = (2, 0, 4, 1, 3) if transposed else (2, 1, 3, 0, 4)
-    real = blocks.permute(*order, *range(5, blocks.dim()))
+    positions = range(5, blocks.dim())
     rows = groups * len(columns) * inner if transposed else 4 * out
-    return real.reshape(rows, -1, *kernel).contiguous(memory_format=layout)
+    if layout != torch.contiguous_format:  # with the positions in front of the columns it is copied only once
+        real = blocks.permute(*order[:-2], *positions, *order[-2:]).reshape(rows, *kernel, -1).movedim(-1, 1)
+        return real.contiguous(memory_format=layout)
+    return blocks.permute(*order, *positions).reshape(rows, -1, *kernel)
 
 
 def nearest_weight(

@@ -39,6 +39,7 @@ class Run(NamedTuple):
     first: normed.Normalisation | None
     stages: list[tuple[normed.Convolution, normed.Normalisation]]
     length: int
+    samples: list[int]  # values of a neuron, of each normalisation
     shape: tuple[int, ...]  # of the result
 
     @property
@@ -52,8 +53,8 @@ class Run(NamedTuple):
     def __call__(self, x: Tensor, added: Tensor | None, relu: bool) -> Tensor:
         """The result, plus what is ``added``, through a ReLU if so asked."""
         y, statistics = normed.normed_convolutions(x, self.first, self.stages, added, relu)
-        for norm, given in zip(self.norms, statistics, strict=True):
-            norm.follow(*given)
+        for norm, (mean, var), values in zip(self.norms, statistics, self.samples, strict=True):
+            norm.follow(mean, var, values)
         return y
 
 
@@ -98,16 +99,18 @@ def first_run(layers: Sequence[Any], x: Tensor) -> Run | None:
         return None
     norms: list[Any] = [] if first is None else [layers[0]]
     length = 0 if first is None else 1 + first.relu
-    run = Run(norms, first, [], length, tuple(x.shape))
+    run = Run(norms, first, [], length, [samples(x)] if norms else [], tuple(x.shape))
     while run.length < len(layers):
         layer, convolution = layers[run.length], _convolution(layers[run.length])
         norm = _normalisation(layers[run.length + 1 :])
         if convolution is None or norm is None or layer.in_channels != channels:
             break
         size, channels = convolution.target(*size), layer.out_channels
-        if min(size) < 1 or images * size[0] * size[1] == 1 or layers[run.length + 1].num_features != channels:
+        values = images * size[0] * size[1]
+        if min(size) < 1 or values == 1 or layers[run.length + 1].num_features != channels:
             break
         run.norms.append(layers[run.length + 1])
+        run.samples.append(values)
         run.stages.append((convolution, norm))
         run = run._replace(length=run.length + 2 + norm.relu, shape=(images, channels, *size))
     return run if run.stages else None
