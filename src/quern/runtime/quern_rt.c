@@ -1100,10 +1100,7 @@ INLINE size_t next_vector(const convolution *c, walk *w) {
 }
 
 /* Of `left` vectors, of which `most` can be taken at once: how many are taken now, so that no few are left for the end. */
-INLINE size_t next_share(size_t left, size_t most) {
-    size_t times = (left + most - 1) / most;
-    return (left + times - 1) / times;
-}
+INLINE size_t next_share(size_t left, size_t most) { return left <= most ? left : left < 2 * most ? (left + 1) / 2 : most; }
 
 #if LANES > 1
 /* The same for an inner loop of whole registers; the vectors' first positions to `start`, the last one's twice where it is
@@ -1884,8 +1881,9 @@ KERNEL void prepare_eights(const convolution *c, const void *x, int32_t zero, vo
     int pairs = !IN_BYTES && c->w.pairs;
     size_t bytes = pairs ? 16 : 32, number = pairs ? 1 : 4, size = c->size[0] * c->size[1], n, m, y, k, i;
     const uint8_t *part[4], *from = (const uint8_t *)x;
+    size_t written = c->as_it_lies ? c->channels * c->plane * bytes : 0; /* without borders */
     uint8_t *plane = (uint8_t *)planes;
-    memset(planes, 0, c->kernel_at - c->planes_at);
+    memset(plane + written, 0, c->kernel_at - c->planes_at - written);
     for (m = 0; m < 4; m++) part[m] = from + m * c->channels * size * number;
     for (n = 0; n < c->channels; n++, plane += c->plane * bytes) {
         for (y = 0; y < c->used[0]; y++) {
@@ -2211,9 +2209,12 @@ INLINE int32_t rescaled(int32_t value, int32_t multiplier, int32_t shift) {
 }
 
 INLINE int8_t to_i8(int32_t value, int32_t zero, int32_t low, int32_t high) {
-    value = value > 65535 ? 65535 : value < -65535 ? -65535 : value;
+    value = value < -65535 ? -65535 : value; /* one after the other: compilers make no branch of it, which would often be mistaken */
+    value = value > 65535 ? 65535 : value;
     value += zero;
-    return (int8_t)(value < low ? low : value > high ? high : value);
+    value = value < low ? low : value;
+    value = value > high ? high : value;
+    return (int8_t)value;
 }
 
 /* Rows of sums and `bias`, `row` numbers apart, without what is between them; with `pool` the maximum of 2x2 of them, with `relu` that
@@ -3222,7 +3223,7 @@ static void run_quantize(const machine *m, const uint32_t *op) {
 #if LANES == 8
     for (; n + 8 <= op[QRN_QUANTIZE_COUNT]; n += 8) {
         vf value = load(x + n) * inverse + zero;
-        vf half = (vf)(((vi)(value < (vf){0}) & (vi)splat(-1.0f)) | ((vi)(value >= (vf){0}) & (vi)splat(1.0f))) * 0.5f;
+        vf half = (vf)(((vi)value & INT32_MIN) | (vi)splat(0.5f)); /* with its sign */
         value = maximum(value + half, splat(-128.0f)); /* what is no number, too */
         put_bytes((vi)_mm256_cvttps_epi32(_mm256_min_ps((__m256)value, (__m256)splat(127.0f))), y + n);
     }
