@@ -169,7 +169,7 @@ class PackedNetwork:
 def _address(array: np.ndarray) -> int:
     """Where its numbers are. ``array.ctypes.data`` takes as long as a small network."""
     try:
-        return ctypes.addressof(ctypes.c_char.from_buffer(array))
+        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
     except (TypeError, ValueError):  # it must not be written to, or it is empty
         return int(array.ctypes.data)
 

@@ -573,7 +573,8 @@ typedef struct {
     size_t out[2], vectors, row; /* positions; vectors of them; numbers from row to row of the results */
     size_t span;                 /* sums of a component of an output, with what is stored behind the last vector */
     size_t strip;                /* so many rows of all outputs are made before the next ones */
-    int by_rows, gathered, nine, unbiased;
+    int by_rows, gathered, nine;
+    int few; /* components of the input: four real outputs at once */
     int paired; /* int8 with one component: a column and the next one to a pair */
     int as_it_lies, in_place; /* planes are those of the input without a change; they are multiplied there */
     int eights, whole; /* eight products in the lanes of a vector; or for a block of outputs at once, or a block of real ones */
@@ -627,8 +628,8 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     taps = c.w.taps;
     c.paired = 0;
     if (pairs) {
-        c.sets = c.w.components == 4 && c.parts > 3 && (lanes == 1 || !IN_BYTES) ? 2 : 1;
         c.paired = lanes > 1 && c.w.components == 4 && c.parts == 1 && c.dilation[1] == 1 && c.stuffing[1] == 1;
+        c.sets = c.w.components == 4 && !c.paired && (lanes == 1 ? c.parts > 3 : !IN_BYTES) ? 2 : 1;
         c.units = c.channels / c.groups;
         if (c.w.components == 1) c.units = (c.units + 1) / 2;
     } else {
@@ -653,7 +654,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
         taps = c.units * c.area;
     }
     if (c.whole && c.w.components == 4) c.sets = 8;
-    c.unbiased = !pairs && IN_EIGHTS && c.w.components == 4 && (c.sets == 1 || (c.sets == 3 && fast));
+    c.few = !pairs && IN_EIGHTS && c.w.components == 4 && (c.sets == 1 || (c.sets == 3 && fast));
     dense = vectors_of(c.out[0] * c.out[1], lanes);
     products = c.whole ? (c.w.components == 4 ? 8u : 1u) * c.w.outputs * taps : stored * c.w.components * c.sets;
     columns = c.kernel[1] * c.stride[0] * phase[0] * c.out[1];
@@ -680,6 +681,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
         c.padded_pitch = c.stride[1] * phase[1];
         c.row = larger(c.out[1], lanes);
         c.span = c.out[0] * c.row;
+        c.kernel_at = c.places_at = c.stored_at = c.ones_at = 0; /* not needed */
         c.planes_at = reserve(&used, lanes, 4 * (c.plane + 2 * lanes));
         c.units_at = reserve(&used, lanes, working_bytes(&c.w, lanes));
         c.sums_at = reserve(&used, lanes, 4 * (c.span + 3 * lanes));
@@ -719,7 +721,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     if (lanes == 1) c.vectors = c.strip * c.out[1];
     c.span = span_of(c.vectors, lanes);
     c.sums_at = reserve(&used, lanes, 4 * (c.w.components * c.span * (c.whole ? BLOCK : 1) + 3 * lanes));
-    c.block_at = c.unbiased && c.sets == 3 ? reserve(&used, lanes, 60 * taps) : c.whole ? reserve(&used, lanes, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
+    c.block_at = c.few && c.sets == 3 ? reserve(&used, lanes, 60 * taps) : c.whole ? reserve(&used, lanes, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
     c.scratch = used;
     return c;
 }
@@ -1098,10 +1100,7 @@ INLINE size_t next_vector(const convolution *c, walk *w) {
 }
 
 /* Of `left` vectors, of which `most` can be taken at once: how many are taken now, so that no few are left for the end. */
-INLINE size_t next_share(size_t left, size_t most) {
-    size_t times = (left + most - 1) / most;
-    return (left + times - 1) / times;
-}
+INLINE size_t next_share(size_t left, size_t most) { return left <= most ? left : left < 2 * most ? (left + 1) / 2 : most; }
 
 #if LANES > 1
 /* The same for an inner loop of whole registers; the vectors' first positions to `start`, the last one's twice where it is
@@ -1375,20 +1374,17 @@ static void without_excess(const int32_t *w, size_t count, int32_t excess, int32
 }
 #else
 INLINE void quaternion_tile_i8(const int32_t *x, size_t set, const int32_t *place, const int32_t *w, size_t count,
-                               const int32_t *bias, const size_t *start, int sets, int vectors, int32_t *y, size_t stride) {
+                               const int32_t *bias, const size_t *start, int vectors, int32_t *y, size_t stride) {
     vi r = splat_i(bias[0]), i = splat_i(bias[1]), j = splat_i(bias[2]), k = splat_i(bias[3]), r2 = r, i2 = i, j2 = j, k2 = k;
     size_t s;
     for (s = 0; s < count; s++, w += 8) {
         const int32_t *p = x + place[s] + start[0], *q = x + place[s] + start[1];
-        vi ri = load_i(p), jk = ri, ri2 = ri, jk2 = ri, a, b;
-        if (sets == 2) jk = load_i(p + set);
-        if (vectors == 2) ri2 = load_i(q), jk2 = sets == 2 ? load_i(q + set) : ri;
+        vi ri = load_i(p), jk = load_i(p + set), ri2 = ri, jk2 = jk, a, b;
+        if (vectors == 2) ri2 = load_i(q), jk2 = load_i(q + set);
 #define MULTIPLY(n, sum, sum2)                                          \
     a = splat_i(w[2 * (n)]), b = splat_i(w[2 * (n) + 1]);               \
-    sum += dot_pairs(ri, a);                                            \
-    if (sets == 2) sum += dot_pairs(jk, b);                             \
-    if (vectors == 2) sum2 += dot_pairs(ri2, a);                        \
-    if (vectors == 2 && sets == 2) sum2 += dot_pairs(jk2, b)
+    sum += dot_pairs(ri, a) + dot_pairs(jk, b);                         \
+    if (vectors == 2) sum2 += dot_pairs(ri2, a) + dot_pairs(jk2, b)
         MULTIPLY(0, r, r2);
         MULTIPLY(1, i, i2);
         MULTIPLY(2, j, j2);
@@ -1424,10 +1420,8 @@ INLINE void real_tile_i8(const int32_t *x, const int32_t *place, const int32_t *
         call;                                                                                                              \
     }
 #if LANES > 1 && !IN_BYTES
-I8_KERNEL(quaternion_i8_1_1, quaternion_tile_i8(x, set, place, w, count, bias, start, 1, 1, y, stride))
-I8_KERNEL(quaternion_i8_1_2, quaternion_tile_i8(x, set, place, w, count, bias, start, 1, 2, y, stride))
-I8_KERNEL(quaternion_i8_2_1, quaternion_tile_i8(x, set, place, w, count, bias, start, 2, 1, y, stride))
-I8_KERNEL(quaternion_i8_2_2, quaternion_tile_i8(x, set, place, w, count, bias, start, 2, 2, y, stride))
+I8_KERNEL(quaternion_i8_1, quaternion_tile_i8(x, set, place, w, count, bias, start, 1, y, stride))
+I8_KERNEL(quaternion_i8_2, quaternion_tile_i8(x, set, place, w, count, bias, start, 2, y, stride))
 #endif
 I8_KERNEL(real_i8_1, real_tile_i8(x, place, w, count, bias[0], start, 1, y))
 I8_KERNEL(real_i8_2, real_tile_i8(x, place, w, count, bias[0], start, 2, y))
@@ -1435,11 +1429,11 @@ I8_KERNEL(real_i8_2, real_tile_i8(x, place, w, count, bias[0], start, 2, y))
 
 static void output_i8(const convolution *c, const int32_t *x, const int32_t *place, const int32_t *w, size_t count,
                       const int32_t *bias, int32_t *y) {
-    static void (*const kernels[3][2])(const int32_t *, size_t, const int32_t *, const int32_t *, size_t, const int32_t *,
+    static void (*const kernels[2][2])(const int32_t *, size_t, const int32_t *, const int32_t *, size_t, const int32_t *,
                                        const size_t *, int32_t *, size_t) = {
         {real_i8_1, real_i8_2},
 #if LANES > 1 && !IN_BYTES
-        {quaternion_i8_1_1, quaternion_i8_1_2}, {quaternion_i8_2_1, quaternion_i8_2_2}
+        {quaternion_i8_1, quaternion_i8_2}
 #endif
     };
     size_t set = c->set, stride = c->span, v, n, vectors, start[2];
@@ -1473,7 +1467,7 @@ static void output_i8(const convolution *c, const int32_t *x, const int32_t *pla
     for (v = 0; v < c->vectors; v += vectors) {
         vectors = smaller(2, c->vectors - v);
         for (n = 0; n < vectors; n++) start[n] = next_vector(c, &at);
-        kernels[c->w.components == 1 ? 0 : c->sets][vectors - 1](x, set, place, w, count, bias, start, y + v * LANES, stride);
+        kernels[c->w.components == 4][vectors - 1](x, set, place, w, count, bias, start, y + v * LANES, stride);
     }
 }
 
@@ -1667,11 +1661,12 @@ typedef struct {
     size_t output, component, size;
 } destination;
 
+KERNEL void put_last(float *y, const wide_f *sums, size_t count) { memcpy(y, sums, 4 * count); }
 INLINE void put_sums(const destination *to, size_t output, size_t component, size_t at, wide_f sums) {
     float *y = to->y + output * to->output + component * to->component + at;
     sums = maximum_wide(splat_wide(to->least), sums);
     if (at + LANES * AT_ONCE <= to->size) store_wide(y, sums);
-    else if (at < to->size) memcpy(y, &sums, 4 * (to->size - at));
+    else if (at < to->size) put_last(y, &sums, to->size - at);
 }
 
 /* A block of outputs of a layer of which most quaternions are stored, with 8 real products for each: c = w (x) x is, with H
@@ -1810,11 +1805,11 @@ static void gray_output_i8(const convolution *c, const int32_t *x, const int32_t
 #endif
 
 #if IN_EIGHTS
-/* A quaternion output, without its bias, if the input is real or has no real part: like a block of four real outputs, in the
- * second case of three times as many taps, whose weights and places are put in `block`. */
-static void few_parts_output(const convolution *c, const float *x, const int32_t *place, const float *w, size_t count, float *block,
-                             float *y) {
-    size_t v, n, vectors, start[BLOCK_VECTORS], set = c->set;
+/* A quaternion output if the input is real or has no real part: like a block of four real outputs, in the second case of three
+ * times as many taps, whose weights and places are put in `block`. To sums without the bias, or `straight`. */
+static void few_parts_output(const convolution *c, const float *x, const int32_t *place, const float *w, size_t count, const float *bias,
+                             float *block, int straight, const destination *to) {
+    size_t v, n, m, vectors, start[BLOCK_VECTORS], set = c->set;
     walk at;
     if (c->sets == 3) {
         int32_t *places = (int32_t *)(void *)(block + 12 * count);
@@ -1827,8 +1822,13 @@ static void few_parts_output(const convolution *c, const float *x, const int32_t
     }
     at = walk_of(c);
     for (v = 0; v < c->vectors; v += vectors) {
+        wide_f sums[4][BLOCK_VECTORS / AT_ONCE];
+        float *y = straight ? (float *)(void *)sums : to->y + v * LANES;
         vectors = next_starts(c, &at, c->vectors - v, BLOCK_VECTORS, start);
-        block_sums(x, place, count, w, 4, 4, start, vectors, y + v * LANES, c->span);
+        block_sums(x, place, count, w, 4, 4, start, vectors, y, straight ? BLOCK_VECTORS * LANES : to->component);
+        for (m = 0; straight && m < 4; m++) {
+            for (n = 0; n * AT_ONCE < vectors; n++) put_sums(to, 0, m, (v + n * AT_ONCE) * LANES, sums[m][n] + bias[m]);
+        }
     }
 }
 
@@ -1881,8 +1881,9 @@ KERNEL void prepare_eights(const convolution *c, const void *x, int32_t zero, vo
     int pairs = !IN_BYTES && c->w.pairs;
     size_t bytes = pairs ? 16 : 32, number = pairs ? 1 : 4, size = c->size[0] * c->size[1], n, m, y, k, i;
     const uint8_t *part[4], *from = (const uint8_t *)x;
+    size_t written = c->as_it_lies ? c->channels * c->plane * bytes : 0; /* without borders */
     uint8_t *plane = (uint8_t *)planes;
-    memset(planes, 0, c->kernel_at - c->planes_at);
+    memset(plane + written, 0, c->kernel_at - c->planes_at - written);
     for (m = 0; m < 4; m++) part[m] = from + m * c->channels * size * number;
     for (n = 0; n < c->channels; n++, plane += c->plane * bytes) {
         for (y = 0; y < c->used[0]; y++) {
@@ -2208,9 +2209,12 @@ INLINE int32_t rescaled(int32_t value, int32_t multiplier, int32_t shift) {
 }
 
 INLINE int8_t to_i8(int32_t value, int32_t zero, int32_t low, int32_t high) {
-    value = value > 65535 ? 65535 : value < -65535 ? -65535 : value;
+    value = value < -65535 ? -65535 : value; /* one after the other: compilers make no branch of it, which would often be mistaken */
+    value = value > 65535 ? 65535 : value;
     value += zero;
-    return (int8_t)(value < low ? low : value > high ? high : value);
+    value = value < low ? low : value;
+    value = value > high ? high : value;
+    return (int8_t)value;
 }
 
 /* Rows of sums and `bias`, `row` numbers apart, without what is between them; with `pool` the maximum of 2x2 of them, with `relu` that
@@ -2222,7 +2226,16 @@ static size_t gather(const float *sums, size_t row, const size_t *out, int pool,
         width *= height;
         height = 1;
     }
-    for (n = 0; n < height; n++, y += width) {
+    n = 0;
+#if LANES > 1
+    for (; pool && row == LANES && width == LANES / 2 && n + 2 <= height; n += 2, sums += 4 * LANES, y += LANES) { /* two at once */
+        vf a = maximum(load(sums), load(sums + LANES)), b = maximum(load(sums + 2 * LANES), load(sums + 3 * LANES));
+        vf value = maximum(EVEN(a, b), ODD(a, b)) + splat(bias);
+        store(y, relu ? maximum(zero, value) : value);
+    }
+    sums -= 2 * n * row; /* as if from the first */
+#endif
+    for (; n < height; n++, y += width) {
         const float *p = sums + (pool ? 2 * n * row : n * row), *q = p + row;
         size_t end = spill || (height - n) * width >= width + LANES ? width + LANES - 1 : width;
         for (k = 0; k + LANES <= end; k += LANES) {
@@ -2349,7 +2362,7 @@ static void finish_output(const convolution *c, const finishing *f, int pool, vo
         } else {
             float *to = (float *)y + first;
             int relu = f->activation == QRN_RELU, spill = c->w.outputs - o > 1 && (c->w.outputs - o - 1) * size >= LANES;
-            float bias = c->unbiased ? ((const float *)c->w.bias)[m * c->w.outputs + o] : 0.0f;
+            float bias = c->few ? ((const float *)c->w.bias)[m * c->w.outputs + o] : 0.0f;
             count = gather((const float *)sums + m * stride, c->row, c->out, pool, relu, spill, bias, to);
             if (!relu) unary(f->activation, to, to, count, f->a, f->b);
         }
@@ -2484,7 +2497,8 @@ static int run_conv(const machine *m, const uint32_t *op) {
     void *y = out_at(m, op[QRN_CONV_Y]);
     int pool = (int)op[QRN_CONV_POOL];
 #if LANES > 1
-    int straight = c.whole && !c.w.pairs && !pool && is_none(op[QRN_CONV_CONSTANT]) && c.row == c.out[1];
+    int straight = (c.whole || c.few) && !c.w.pairs && !pool && is_none(op[QRN_CONV_CONSTANT]) && c.row == c.out[1];
+    const destination to_sums = {(float *)(void *)(m->scratch + c.sums_at), -as_float(0x7f800000u), c.w.components * c.span, c.span, c.span};
 #endif
     int32_t *kernel = (int32_t *)(void *)(m->scratch + c.kernel_at), *place = (int32_t *)(void *)(m->scratch + c.places_at);
     int32_t *stored = (int32_t *)(void *)(m->scratch + c.stored_at);
@@ -2544,7 +2558,7 @@ static int run_conv(const machine *m, const uint32_t *op) {
             if (LANES == 1) c.vectors = c.span = c.out[0] * c.out[1];
             for (o = g * per_group; o < last; o += many) {
                 size_t b, count = unit_count(&c.w, o);
-                many = c.whole ? smaller(c.w.pairs ? BLOCK_I8 : BLOCK, last - o) : 1;
+                many = c.whole ? next_share(last - o, c.w.pairs ? BLOCK_I8 : BLOCK) : 1;
 #if LANES > 1
                 if (c.whole) {
                     float *block = (float *)(void *)(m->scratch + c.block_at);
@@ -2552,14 +2566,10 @@ static int run_conv(const machine *m, const uint32_t *op) {
                         outputs_i8(&c, (const int32_t *)(const void *)source, place, o, many,
                                    (int32_t *)(void *)block, (int32_t *)(void *)sums);
                     } else {
-                        destination to = {sums, -as_float(0x7f800000u), c.w.components * c.span, c.span, c.span};
+                        destination to = to_sums;
                         if (straight) to = straight_to(&c, &f, o, (float *)y);
                         if (c.w.components == 4) hadamard_outputs(&c, source, c.in_place ? lies : source + 4 * c.set, place, o, many, units, block, &to);
                         else real_outputs(&c, source, place, o, many, units, block, &to);
-                        for (b = 0; straight && f.activation != QRN_RELU && b < c.w.components; b++) {
-                            unary(f.activation, to.y + b * to.component, to.y + b * to.component, many * to.size, f.a, f.b);
-                        }
-                        if (straight) continue;
                     }
                 } else
 #endif
@@ -2586,11 +2596,24 @@ static int run_conv(const machine *m, const uint32_t *op) {
                         const float *w = floats_of(&c.w, o, units);
                         if (c.w.components == 1) real_output(&c, source, taps, w, count, bias[0], sums);
 #if IN_EIGHTS
-                        else if (c.unbiased) few_parts_output(&c, source, taps, w, count, (float *)(void *)(m->scratch + c.block_at), sums);
+                        else if (c.few) {
+                            destination to = to_sums;
+                            if (straight) to = straight_to(&c, &f, o, (float *)y);
+                            few_parts_output(&c, source, taps, w, count, bias, (float *)(void *)(m->scratch + c.block_at), straight, &to);
+                        }
 #endif
                         else quaternion_output(&c, source, taps, w, count, bias, sums);
                     }
                 }
+#if LANES > 1
+                if (straight) {
+                    destination to = straight_to(&c, &f, o, (float *)y);
+                    for (b = 0; f.activation != QRN_RELU && b < c.w.components; b++) {
+                        unary(f.activation, to.y + b * to.component, to.y + b * to.component, many * to.size, f.a, f.b);
+                    }
+                    continue;
+                }
+#endif
                 for (b = 0; b < many; b++) {
                     float *mine = sums + b * c.w.components * c.span;
                     if (ones) {
@@ -3158,7 +3181,7 @@ static int run_embed(const machine *m, const uint32_t *op) {
     return 0;
 }
 
-static void run_argmax(const machine *m, const uint32_t *op) {
+COLD static void run_argmax(const machine *m, const uint32_t *op) {
     const float *x = (const float *)at(m, op[QRN_ARGMAX_X]);
     int32_t *y = (int32_t *)out_at(m, op[QRN_ARGMAX_Y]);
     size_t outer, inner, n, count = op[QRN_ARGMAX_COUNT], step = op[QRN_ARGMAX_INNER];
@@ -3200,7 +3223,7 @@ static void run_quantize(const machine *m, const uint32_t *op) {
 #if LANES == 8
     for (; n + 8 <= op[QRN_QUANTIZE_COUNT]; n += 8) {
         vf value = load(x + n) * inverse + zero;
-        vf half = (vf)(((vi)(value < (vf){0}) & (vi)splat(-1.0f)) | ((vi)(value >= (vf){0}) & (vi)splat(1.0f))) * 0.5f;
+        vf half = (vf)(((vi)value & INT32_MIN) | (vi)splat(0.5f)); /* with its sign */
         value = maximum(value + half, splat(-128.0f)); /* what is no number, too */
         put_bytes((vi)_mm256_cvttps_epi32(_mm256_min_ps((__m256)value, (__m256)splat(127.0f))), y + n);
     }
@@ -3668,7 +3691,7 @@ COLD const char *qrn_check(const void *blob, size_t bytes) {
 
 /* ----------------------------------------------------------------------------------------------------------- running */
 
-static size_t scratch_of(const uint8_t *blob, uint32_t code, const uint32_t *op, int fast, size_t lanes) {
+COLD static size_t scratch_of(const uint8_t *blob, uint32_t code, const uint32_t *op, int fast, size_t lanes) {
     if (code == QRN_OP_CONV) { /* what is faster does not always take more */
         size_t most = conv_of(blob, op, 1, lanes).scratch;
         return fast ? most : smaller(most, conv_of(blob, op, 0, lanes).scratch);
@@ -3691,7 +3714,7 @@ static size_t scratch_start(const void *blob, size_t lanes) {
 
 static const uint32_t *first_op(const void *blob) { return tensor_words(blob, qrn_inputs(blob) + qrn_outputs(blob)); }
 
-size_t qrn_arena(const void *blob, int which) {
+COLD size_t qrn_arena(const void *blob, int which) {
     const uint32_t *op = first_op(blob);
     size_t most = 0, n, lanes = which == QRN_LEAST_ON_DEVICE ? 1 : LANES;
     for (n = 0; n < ((const uint32_t *)blob)[QRN_HEADER_OPS]; n++, op += 2 + op[1]) {
