@@ -119,7 +119,7 @@ def test_folded_the_experiments_are_short_and_say_their_numbers(view: Any, pages
     for page in (pages["experiments"], DOCS / "results" / "index.html"):
         view.goto(page.as_uri())
         assert view.evaluate("document.documentElement.scrollHeight") < 6000
-        assert view.locator("details").count() == 10
+        assert view.locator("details").count() == 11
         for text in view.locator("summary span").all_inner_texts():
             assert re.search(r"\d.*\.$", text)
 
