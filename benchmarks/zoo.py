@@ -53,10 +53,13 @@ def origin_of(run: Path) -> Origin:
 
 @torch.no_grad()
 def halved(network: nn.Module) -> nn.Module:
-    """The network with its weights in 16 bits. Statistics, which may be very small, stay as they are."""
+    """The network with its weights and means in 16 bits. Variances, which may be very small, stay as they are."""
     for module in network.modules():
         for name, parameter in module.named_parameters(recurse=False):
             setattr(module, name, nn.Parameter(parameter.half(), requires_grad=parameter.requires_grad))
+        for name, buffer in module.named_buffers(recurse=False):
+            if name == "running_mean":
+                module.register_buffer(name, buffer.half())
     return network
 
 
