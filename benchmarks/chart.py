@@ -116,8 +116,8 @@ def size() -> None:
     """Accuracy against parameters and against packed bytes, from records."""
     side, top, high, foot = 400, 64, 240, 60
     parts = sheet(2 * side, len(SIZES) * (top + high + foot) + 24, 12)
-    kinds = (PAPER, CUT, SCRATCH, SMALL_CUT, OTHER)
-    for n, (name, colour) in enumerate(kinds):
+    shown = {point.kind for dataset, *_ in SIZES for point in (*by_parameters(dataset), *by_bytes(dataset))}
+    for n, (name, colour) in enumerate(kind for kind in (PAPER, CUT, SCRATCH, SMALL_CUT, OTHER) if kind in shown):
         x, y = 60 + 260 * (n % 3), 14 + 18 * (n // 3)
         parts.append(f'<circle cx="{x}" cy="{y}" r="5" fill="{colour}"/>')
         parts.append(f'<text x="{x + 10}" y="{y + 4}" fill="{colour}">{escape(name)}</text>')
