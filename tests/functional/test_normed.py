@@ -180,6 +180,13 @@ def test_every_build_and_any_number_of_threads(build: str, threads: int, monkeyp
     assert_near(found, chain.passed(chain.step_by_step, torch.float64)[0])
 
 
+def test_one_quaternion() -> None:
+    """Its expanded weight has as many rows as columns, and is no row after row by itself."""
+    torch.manual_seed(0)
+    chain = Drawn(2, (3, 4), 4, [("pointwise", 4, (1, 1), (0, 0))], False, "")
+    assert_near(chain.passed(chain.together, torch.float32)[0], chain.passed(chain.step_by_step, torch.float64)[0])
+
+
 def test_images_that_are_taken_in_strips() -> None:
     """Larger than what is worked on at a time, with rows that two strips need."""
     torch.manual_seed(0)

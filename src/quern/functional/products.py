@@ -145,7 +145,7 @@ def block_weight(
     if layout != torch.contiguous_format:  # with the positions in front of the columns it is copied only once
         real = blocks.permute(*order[:-2], *positions, *order[-2:]).reshape(rows, *kernel, -1).movedim(-1, 1)
         return real.contiguous(memory_format=layout)
-    return blocks.permute(*order, *positions).reshape(rows, -1, *kernel)
+    return blocks.permute(*order, *positions).reshape(rows, -1, *kernel).contiguous()  # of one quaternion it is a view
 
 
 def nearest_weight(
