@@ -37,7 +37,8 @@ def test_a_network_is_as_good_as_its_card_says(name: str) -> None:
     network = zoo.load(name)
     with torch.no_grad():
         scores = network(images.normalize(images.test.pixels[:500])).numpy()
-    assert np.mean(scores.argmax(1) == packed[:500].argmax(1)) >= 0.97
+    agreed = np.mean(scores.argmax(1) == packed[:500].argmax(1))
+    assert agreed >= 1 - 0.2 * (1 - card.test_accuracy) - 0.01  # rounding decides where a network is unsure
 
 
 @pytest.mark.parametrize("name", zoo.names())
