@@ -1,6 +1,6 @@
 """What makes the small network good: one choice of ``quern compress`` changed at a time, from the same dense network.
 
-Problems that fit into an hour each: ``cifar10``, the paper's network at half the widths, trained on a fifth of the
+Problems cut to size: ``cifar10``, the paper's network at half the widths, trained on a fifth of the
 images and ground to 8,000 parameters; ``digits``, a network of 8 and 16 neurons ground to 1,500 parameters; and with
 the networks and the recipe that compress begins with, ``small-cifar10``, a fifth of the images and 5,000 of 13,641
 parameters, and ``small-mnist``, a third of the images and 1,500 of 5,495. In these all variants have as many epochs.
