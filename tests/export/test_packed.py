@@ -294,6 +294,24 @@ def test_bytes_follow_what_is_left(tmp_path: Path) -> None:
     assert not any(layer.sparse for layer in dense.layers)
 
 
+@given(channels=st.integers(1, 9), outputs=st.integers(1, 9), kernel=st.integers(1, 4))
+def test_int8_takes_a_byte_for_each_number(channels: int, outputs: int, kernel: int) -> None:
+    """And four for a bias; a scale where sums become floats alone. Depthwise ones, too, which have no pairs."""
+    model = nn.Sequential(
+        nn.Conv2d(4 * channels, 4 * channels, kernel, groups=4 * channels),
+        nn.ReLU(),
+        qnn.QConv2d(4 * channels, 4 * outputs, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        qnn.QLinear(4 * outputs, 12),
+    )
+    model = networks.random_values(model).float().eval()  # the same bytes are kept once, so none are zero
+    _, layers = pack(Program(model, torch.randn(4, 4 * channels, kernel, kernel), None), "int8")
+    wanted = 4 * channels * (kernel**2 + 4), outputs * (4 * channels + 16), 3 * (4 * outputs + 16 + 4)
+    for layer, size in zip(layers, wanted, strict=True):
+        assert 0 <= layer.bytes - size < 4  # numbers of four bytes begin at multiples of four
+
+
 @pytest.mark.parametrize("kind", ["uint8", "float32"])
 def test_raw_pixels_are_normalised_inside(kind: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)

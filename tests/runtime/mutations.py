@@ -68,11 +68,12 @@ class Hand:
         self.operations += 1
 
     def weights(
-        self, rng: np.random.Generator, components: int, outputs: int, taps: int, kind: str, keep: float, pairs: bool
-    ) -> list[Any]:
-        """The ten words of random weights, sparse if not all of them are kept."""
+        self, rng: np.random.Generator, components: int, outputs: int, taps: int, kind: str, keep: float, pairs: bool,
+        alone: bool = False,
+    ) -> list[Any]:  # fmt: skip
+        """The ten words of random weights, sparse if not all of them are kept; `alone`: one channel to a group."""
         dtype = {"F32": np.float32, "F16": np.float16, "I8": np.int8}[kind]
-        unit = 4 if components == 4 else 2 if pairs else 1
+        unit = 4 if components == 4 else 2 if pairs and not alone else 1
         values = (
             rng.integers(-127, 128, (outputs, taps, unit)) if kind == "I8" else rng.normal(size=(outputs, taps, unit))
         )
@@ -90,7 +91,7 @@ class Hand:
         return [components, getattr(qrn, kind), outputs, taps, *stored, scales]
 
     def quant(self, outputs: int, zero: int = 3) -> list[Any]:
-        multipliers, shifts = self.numbers([1 << 30] * outputs, np.int32), self.numbers([7] * outputs, np.int32)
+        multipliers, shifts = self.numbers([1 << 30] * outputs, np.int32), self.numbers([7] * outputs, np.uint8)
         return [zero, -5, -128, 127, multipliers, shifts]
 
     def blob(self) -> bytes:
@@ -385,7 +386,8 @@ def _draw_conv(rng: random.Random, made: Hand, both: dict[str, int]) -> None:
     taps = kernel[0] * kernel[1] * ((per_group + 1) // 2 if pairs and components == 1 else per_group)
     numbers = np.random.default_rng(rng.randrange(1 << 30))
     kind = "I8" if pairs else rng.choice(("F32", "F32", "F16", "I8"))
-    weights = made.weights(numbers, components, outputs, taps, kind, rng.choice((0.0, 0.4, 1.0)), pairs)
+    keep = rng.choice((0.0, 0.4, 1.0))
+    weights = made.weights(numbers, components, outputs, taps, kind, keep, pairs, per_group == 1)
     constant: Any = qrn.NONE
     if components == 4 and rng.random() < 0.3:
         constant = made.numbers(np.ones(4 * outputs * kernel[0] * kernel[1]), np.int32 if pairs else np.float32)

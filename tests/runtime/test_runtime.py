@@ -236,7 +236,7 @@ def _files(path: Path) -> dict[str, bytes]:
         "cut short": whole[:-4],
         "something behind": whole + b"\0\0\0\0",
         "checksum": whole[:-1] + bytes([whole[-1] ^ 1]),
-        "of a version": whole[:12] + b"\2\0\0\0" + whole[16:],
+        "of a version": whole[:12] + b"\1\0\0\0" + whole[16:],
     }
 
 

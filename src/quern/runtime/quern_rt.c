@@ -444,7 +444,8 @@ KERNEL size_t reserve(size_t *used, size_t lanes, size_t bytes) {
 typedef struct {
     size_t components, outputs, taps;
     uint32_t dtype;
-    int pairs; /* an int8 product: units are made of int16 */
+    int pairs;    /* an int8 product: units are made of int16 */
+    size_t width; /* numbers in a unit as it is stored */
     const void *values;
     const uint32_t *starts, *gap_starts; /* NULL if dense */
     const uint8_t *gaps;
@@ -452,7 +453,10 @@ typedef struct {
     const float *scales;
 } weights;
 
-static weights weights_of(const uint8_t *blob, const uint32_t *words, int pairs) {
+/* Numbers in a unit as it is stored; `alone` says that no pair of real numbers has a second one. */
+INLINE size_t width_of(size_t components, int pairs, int alone) { return components == 4 ? 4 : pairs && !alone ? 2 : 1; }
+
+static weights weights_of(const uint8_t *blob, const uint32_t *words, int pairs, int alone) {
     weights w;
 #define ADDRESS(word) (is_none(words[word]) ? NULL : (const void *)(blob + (words[word] - QRN_IN_BLOB)))
     w.components = words[QRN_W_COMPONENTS];
@@ -460,6 +464,7 @@ static weights weights_of(const uint8_t *blob, const uint32_t *words, int pairs)
     w.taps = words[QRN_W_TAPS];
     w.dtype = words[QRN_W_DTYPE];
     w.pairs = pairs;
+    w.width = width_of(w.components, pairs, alone);
     w.values = ADDRESS(QRN_W_VALUES);
     w.starts = (const uint32_t *)ADDRESS(QRN_W_STARTS);
     w.gaps = (const uint8_t *)ADDRESS(QRN_W_GAPS);
@@ -470,8 +475,7 @@ static weights weights_of(const uint8_t *blob, const uint32_t *words, int pairs)
     return w;
 }
 
-/* Numbers in a unit of weight as it is stored, and as a product takes it. */
-INLINE size_t stored_width(const weights *w) { return w->components == 4 ? 4 : w->pairs ? 2 : 1; }
+/* Numbers in a unit as a product takes it. */
 INLINE size_t working_width(const weights *w, size_t lanes) {
     return !w->pairs ? w->components : w->components == 1 ? 1 : lanes == 1 || IN_BYTES ? 4 : 8;
 }
@@ -486,7 +490,7 @@ INLINE size_t working_bytes(const weights *w, size_t lanes) {
 
 /* The units of output `o` as the product takes them: where they lie, if they are floats, else written to `scratch`. */
 static const float *floats_of(const weights *w, size_t o, float *scratch) {
-    size_t first = first_unit(w, o) * stored_width(w), count = unit_count(w, o) * stored_width(w), n;
+    size_t first = first_unit(w, o) * w->width, count = unit_count(w, o) * w->width, n;
     if (w->dtype == QRN_F32) return (const float *)w->values + first;
     if (w->dtype == QRN_F16) {
         const uint16_t *halves = (const uint16_t *)w->values + first;
@@ -534,12 +538,17 @@ static void quaternion_pairs(const int8_t *q, int32_t *p) {
 #endif
 }
 
+/* Pair n of a real output whose units are `q`. */
+INLINE int32_t real_pair(const weights *w, const int8_t *q, size_t n) {
+    return w->width == 1 ? pair(q[n], 0) : pair(q[2 * n], q[2 * n + 1]);
+}
+
 static const int32_t *pairs_of(const weights *w, size_t o, int32_t *scratch) {
     size_t count = unit_count(w, o), n;
-    const int8_t *q = (const int8_t *)w->values + first_unit(w, o) * stored_width(w);
+    const int8_t *q = (const int8_t *)w->values + first_unit(w, o) * w->width;
     for (n = 0; n < count; n++) {
         if (w->components == 4) quaternion_pairs(q + 4 * n, scratch + working_width(w, LANES) * n);
-        else scratch[n] = pair(q[2 * n], q[2 * n + 1]);
+        else scratch[n] = real_pair(w, q, n);
     }
     return scratch;
 }
@@ -601,7 +610,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     convolution c;
     size_t phase[2], axis, flat, rows, taps, used = 0, stored, dense, products, columns;
     int pairs = op[QRN_CONV_X_DTYPE] == QRN_I8, constant = !is_none(op[QRN_CONV_CONSTANT]);
-    c.w = weights_of(blob, op + QRN_CONV_WEIGHTS, pairs);
+    c.w = weights_of(blob, op + QRN_CONV_WEIGHTS, pairs, op[QRN_CONV_CHANNELS] == op[QRN_CONV_GROUPS]);
     c.channels = op[QRN_CONV_CHANNELS];
     c.groups = op[QRN_CONV_GROUPS];
     c.parts = op[QRN_CONV_PARTS];
@@ -1750,12 +1759,12 @@ static void outputs_i8(const convolution *c, const int32_t *x, const int32_t *pl
     size_t sets = !IN_EIGHTS && c->w.components == 4 ? 8 : 1, set = c->set, stride = c->span, o, v, g, k, n, vectors;
     size_t taps = c->units * c->area, step = taps * BLOCK_I8;
     const int32_t *bias = (const int32_t *)c->w.bias + first;
-    const int8_t *units = (const int8_t *)c->w.values + first * c->w.taps * stored_width(&c->w); /* stored dense */
+    const int8_t *units = (const int8_t *)c->w.values + first * c->w.taps * c->w.width; /* stored dense */
     walk at = walk_of(c);
     for (o = 0; o < outputs; o++) {
-        const int8_t *q = units + o * c->w.taps * stored_width(&c->w);
+        const int8_t *q = units + o * c->w.taps * c->w.width;
         if (sets == 8) spread_pairs(c, q, o, w);
-        else for (n = 0; n < taps; n++) w[n * BLOCK_I8 + o] = pair(q[2 * n], q[2 * n + 1]);
+        else for (n = 0; n < taps; n++) w[n * BLOCK_I8 + o] = real_pair(&c->w, q, n);
     }
     for (v = 0; v < c->vectors; v += vectors) {
         int32_t sums[8][BLOCK_I8][BLOCK_VECTORS * LANES];
@@ -2182,7 +2191,8 @@ typedef struct {
     uint32_t activation, y_dtype;
     float a, b;
     int32_t zero, low, high;
-    const int32_t *multipliers, *shifts;
+    const int32_t *multipliers;
+    const uint8_t *shifts;
     const float *scales;
 } finishing;
 
@@ -2197,7 +2207,7 @@ static finishing finishing_of(const machine *m, const uint32_t *activation, uint
     f.low = (int32_t)quant[QRN_Q_LOW];
     f.high = (int32_t)quant[QRN_Q_HIGH];
     f.multipliers = y_dtype == QRN_I8 ? (const int32_t *)at(m, quant[QRN_Q_MULTIPLIERS]) : NULL;
-    f.shifts = y_dtype == QRN_I8 ? (const int32_t *)at(m, quant[QRN_Q_SHIFTS]) : NULL;
+    f.shifts = y_dtype == QRN_I8 ? (const uint8_t *)at(m, quant[QRN_Q_SHIFTS]) : NULL;
     f.scales = w->scales;
     return f;
 }
@@ -2462,9 +2472,9 @@ static void run_nine(const machine *m, const convolution *c, const finishing *f,
     memset(plane, 0, c->units_at - c->planes_at);
     for (o = 0; o < c->w.outputs; o++) {
         if (OF_I8(c->w.pairs)) {
-            const int8_t *units = (const int8_t *)c->w.values + 2 * 9 * o; /* the second number of each has no input */
+            const int8_t *units = (const int8_t *)c->w.values + 9 * o;
             float numbers[9];
-            for (n = 0; n < 9; n++) numbers[n] = (float)units[2 * n];
+            for (n = 0; n < 9; n++) numbers[n] = (float)units[n];
             put_plane(c, (const int8_t *)x + o * c->size[0] * c->size[1], zero, plane);
             nine_sums(c, plane, numbers, 0, ((const int32_t *)c->w.bias)[o], -as_float(0x7f800000u), sums);
             finish_output(c, f, pool, sums, o, 0, c->out[0], y);
@@ -2910,7 +2920,7 @@ static void linear_row_i8(const weights *w, const linear_plan *p, uint8_t *scrat
         for (n = 0; n < channels; n += 2) pairs[n / 2] = pair(x[n] - zero, n + 1 < channels ? x[n + 1] - zero : 0);
     }
     for (o = 0; o < w->outputs; o++) {
-        const int8_t *q = (const int8_t *)w->values + first_unit(w, o) * stored_width(w);
+        const int8_t *q = (const int8_t *)w->values + first_unit(w, o) * w->width;
         int32_t sum[4];
         if (w->starts) stored_taps(w, o, NULL, place);
         if (w->components == 4) quaternion_dot_i8(pairs, w->starts ? place : NULL, q, unit_count(w, o), zero, sum);
@@ -2923,7 +2933,7 @@ static void linear_row_i8(const weights *w, const linear_plan *p, uint8_t *scrat
 
 static int run_linear(const machine *m, const uint32_t *op) {
     int pairs = OF_I8(op[QRN_LINEAR_X_DTYPE] == QRN_I8);
-    weights w = weights_of(m->blob, op + QRN_LINEAR_WEIGHTS, pairs);
+    weights w = weights_of(m->blob, op + QRN_LINEAR_WEIGHTS, pairs, 0);
     finishing f = finishing_of(m, op + QRN_LINEAR_ACTIVATION, op[QRN_LINEAR_Y_DTYPE], op + QRN_LINEAR_QUANT, &w);
     size_t rows = op[QRN_LINEAR_ROWS], channels = op[QRN_LINEAR_CHANNELS], parts = op[QRN_LINEAR_PARTS], row, width, p;
     linear_plan plan = linear_of(&w, channels, LANES);
@@ -2949,7 +2959,7 @@ static int run_linear(const machine *m, const uint32_t *op) {
 static size_t gates_of(uint32_t kind) { return kind == QRN_LSTM ? 4 : kind == QRN_GRU ? 3 : 1; }
 
 static int run_recurrent(const machine *m, const uint32_t *op) {
-    weights w = weights_of(m->blob, op + QRN_RECURRENT_WEIGHTS, 0);
+    weights w = weights_of(m->blob, op + QRN_RECURRENT_WEIGHTS, 0, 0);
     uint32_t kind = op[QRN_RECURRENT_KIND];
     size_t gates = gates_of(kind), units = w.outputs / gates, steps = op[QRN_RECURRENT_STEPS], parts = w.components == 4 ? 15 : 1;
     linear_plan plan = linear_of(&w, units, LANES);
@@ -3336,7 +3346,7 @@ static int bounded(const bounds *k, uint32_t address, uint64_t count, int bits) 
     return 1;
 }
 
-COLD static int weights_fit(const bounds *k, const uint32_t *words, int pairs, uint64_t outputs, uint64_t taps) {
+COLD static int weights_fit(const bounds *k, const uint32_t *words, int pairs, int alone, uint64_t outputs, uint64_t taps) {
     uint64_t components = words[QRN_W_COMPONENTS], units, size, numbers, o;
     weights w;
     if (components != 1 && components != 4) return 0;
@@ -3345,13 +3355,13 @@ COLD static int weights_fit(const bounds *k, const uint32_t *words, int pairs, u
     if (pairs && (words[QRN_W_DTYPE] != QRN_I8 || taps > QRN_MAX_TAPS_I8)) return 0;
     if (pairs ? !bounded(k, words[QRN_W_BIAS], components * outputs, 29) : !in_blob(k, words[QRN_W_BIAS], components * outputs, 4))
         return 0;
-    if (words[QRN_W_DTYPE] == QRN_I8 && !in_blob(k, words[QRN_W_SCALES], outputs, 4)) return 0;
+    if (words[QRN_W_DTYPE] == QRN_I8 && !pairs && !in_blob(k, words[QRN_W_SCALES], outputs, 4)) return 0;
     size = dtype_bytes(words[QRN_W_DTYPE]);
     if (is_none(words[QRN_W_STARTS])) {
         units = outputs * taps;
     } else {
         if (!in_blob(k, words[QRN_W_STARTS], outputs + 1, 4) || !in_blob(k, words[QRN_W_GAP_STARTS], outputs + 1, 4)) return 0;
-        w = weights_of(k->blob, words, pairs);
+        w = weights_of(k->blob, words, pairs, alone);
         if (w.starts[0] != 0 || w.gap_starts[0] != 0 || !in_blob(k, words[QRN_W_GAPS], w.gap_starts[outputs], 1)) return 0;
         for (o = 0; o < outputs; o++) {
             uint64_t place = 0, count = 0, gap;
@@ -3370,7 +3380,7 @@ COLD static int weights_fit(const bounds *k, const uint32_t *words, int pairs, u
         }
         units = w.starts[outputs];
     }
-    numbers = times(units, components == 4 ? 4 : pairs ? 2 : 1);
+    numbers = times(units, width_of((size_t)components, pairs, alone));
     if (!in_blob(k, words[QRN_W_VALUES], numbers, size)) return 0;
     for (o = 0; pairs && o < numbers; o++) {
         if (k->blob[words[QRN_W_VALUES] - QRN_IN_BLOB + o] == 128) return 0; /* -128, which could not be negated */
@@ -3379,19 +3389,21 @@ COLD static int weights_fit(const bounds *k, const uint32_t *words, int pairs, u
 }
 
 COLD static int finishing_fits(const bounds *k, uint32_t activation, uint32_t x_dtype, uint32_t y_dtype, const uint32_t *quant,
-                          uint64_t outputs) {
+                          const uint32_t *words) {
+    uint64_t outputs = words[QRN_W_OUTPUTS];
     if (!HAS_ACTIVATION(activation) || (x_dtype != QRN_F32 && x_dtype != QRN_I8)) return 0;
     if (!HAS(x_dtype == QRN_I8 ? QRN_PRODUCTS_I8 : QRN_PRODUCTS_F32)) return 0;
     if (y_dtype != QRN_F32 && !(y_dtype == QRN_I8 && x_dtype == QRN_I8)) return 0;
     if (x_dtype == QRN_I8 && !is_i8(quant[QRN_Q_X_ZERO])) return 0;
+    if (x_dtype == QRN_I8 && y_dtype == QRN_F32 && !in_blob(k, words[QRN_W_SCALES], outputs, 4)) return 0;
     if (y_dtype == QRN_I8) {
-        const int32_t *shifts;
+        const uint8_t *shifts;
         uint64_t n;
         if (!is_i8(quant[QRN_Q_Y_ZERO]) || !is_i8(quant[QRN_Q_LOW]) || !is_i8(quant[QRN_Q_HIGH])) return 0;
-        if (!in_blob(k, quant[QRN_Q_MULTIPLIERS], outputs, 4) || !in_blob(k, quant[QRN_Q_SHIFTS], outputs, 4)) return 0;
-        shifts = (const int32_t *)(const void *)(k->blob + (quant[QRN_Q_SHIFTS] - QRN_IN_BLOB));
+        if (!in_blob(k, quant[QRN_Q_MULTIPLIERS], outputs, 4) || !in_blob(k, quant[QRN_Q_SHIFTS], outputs, 1)) return 0;
+        shifts = k->blob + (quant[QRN_Q_SHIFTS] - QRN_IN_BLOB);
         for (n = 0; n < outputs; n++) {
-            if (shifts[n] < 0 || shifts[n] > 30) return 0;
+            if (shifts[n] > 30) return 0;
         }
     }
     return 1;
@@ -3435,9 +3447,9 @@ COLD static const char *check_conv(bounds *k, const uint32_t *op) {
         if (components != 4 || !in_blob(k, op[QRN_CONV_CONSTANT], count, 4)) return wrong;
         if (pairs && (area > 1 << 10 || !bounded(k, op[QRN_CONV_CONSTANT], count, 19))) return wrong;
     }
-    if (!finishing_fits(k, op[QRN_CONV_ACTIVATION], op[QRN_CONV_X_DTYPE], op[QRN_CONV_Y_DTYPE], op + QRN_CONV_QUANT, outputs))
+    if (!finishing_fits(k, op[QRN_CONV_ACTIVATION], op[QRN_CONV_X_DTYPE], op[QRN_CONV_Y_DTYPE], op + QRN_CONV_QUANT, op + QRN_CONV_WEIGHTS))
         return wrong;
-    if (!weights_fit(k, op + QRN_CONV_WEIGHTS, pairs, outputs, taps)) return "the weights of a convolution do not fit it";
+    if (!weights_fit(k, op + QRN_CONV_WEIGHTS, pairs, per_group == 1, outputs, taps)) return "the weights of a convolution do not fit it";
     if (!worked(k, times(times(times(out[0], out[1]), outputs), times(taps, components * components)))) return "it would never end";
     if (!worked(k, times(times(plane, op[QRN_CONV_CHANNELS]), 8))) return "it would never end";
     return NULL;
@@ -3455,9 +3467,9 @@ COLD static const char *check_linear(bounds *k, const uint32_t *op) {
     taps = pairs && components == 1 ? (channels + 1) / 2 : channels;
     if (!in_arena(k, op[QRN_LINEAR_X], times(times(rows, channels), parts), dtype_bytes(op[QRN_LINEAR_X_DTYPE]))) return wrong;
     if (!in_arena(k, op[QRN_LINEAR_Y], times(times(rows, outputs), components), dtype_bytes(op[QRN_LINEAR_Y_DTYPE]))) return wrong;
-    if (!finishing_fits(k, op[QRN_LINEAR_ACTIVATION], op[QRN_LINEAR_X_DTYPE], op[QRN_LINEAR_Y_DTYPE], op + QRN_LINEAR_QUANT, outputs))
+    if (!finishing_fits(k, op[QRN_LINEAR_ACTIVATION], op[QRN_LINEAR_X_DTYPE], op[QRN_LINEAR_Y_DTYPE], op + QRN_LINEAR_QUANT, op + QRN_LINEAR_WEIGHTS))
         return wrong;
-    if (!weights_fit(k, op + QRN_LINEAR_WEIGHTS, pairs, outputs, taps)) return "the weights of a linear layer do not fit it";
+    if (!weights_fit(k, op + QRN_LINEAR_WEIGHTS, pairs, 0, outputs, taps)) return "the weights of a linear layer do not fit it";
     return worked(k, times(times(rows, outputs), taps * components * components)) ? NULL : "it would never end";
 }
 
@@ -3472,7 +3484,7 @@ COLD static const char *check_recurrent(bounds *k, const uint32_t *op) {
     if (!in_arena(k, op[QRN_RECURRENT_Y], times(steps, components * units), 4)) return wrong;
     if (!in_arena(k, op[QRN_RECURRENT_H], components * units, 4)) return wrong;
     if (op[QRN_RECURRENT_KIND] == QRN_LSTM && !in_arena(k, op[QRN_RECURRENT_C], components * units, 4)) return wrong;
-    if (!weights_fit(k, w, 0, outputs, units)) return "the weights of a recurrent layer do not fit it";
+    if (!weights_fit(k, w, 0, 0, outputs, units)) return "the weights of a recurrent layer do not fit it";
     return worked(k, times(times(steps, outputs), (units + 16) * components * components)) ? NULL : "it would never end";
 }
 
@@ -3697,11 +3709,11 @@ COLD static size_t scratch_of(const uint8_t *blob, uint32_t code, const uint32_t
         return fast ? most : smaller(most, conv_of(blob, op, 0, lanes).scratch);
     }
     if (code == QRN_OP_LINEAR) {
-        weights w = weights_of(blob, op + QRN_LINEAR_WEIGHTS, op[QRN_LINEAR_X_DTYPE] == QRN_I8);
+        weights w = weights_of(blob, op + QRN_LINEAR_WEIGHTS, op[QRN_LINEAR_X_DTYPE] == QRN_I8, 0);
         return linear_of(&w, op[QRN_LINEAR_CHANNELS], lanes).scratch;
     }
     if (code == QRN_OP_RECURRENT) {
-        weights w = weights_of(blob, op + QRN_RECURRENT_WEIGHTS, 0);
+        weights w = weights_of(blob, op + QRN_RECURRENT_WEIGHTS, 0, 0);
         return linear_of(&w, w.taps, lanes).scratch;
     }
     return 0;

@@ -24,7 +24,7 @@ extern "C" {
 
 /* quern.runtime.format reads the numbers below from this file: they stand nowhere else. */
 
-enum { QRN_MAGIC = 0x314e5251, QRN_VERSION = 1 }; /* "QRN1" */
+enum { QRN_MAGIC = 0x314e5251, QRN_VERSION = 2 }; /* "QRN1" */
 
 /* Types of numbers. Activations are F32, I8 (with a scale and a zero point that the operations know) or, at the borders
  * of a network, U8 and I32. Weights are F32, F16 or I8. */
@@ -69,7 +69,7 @@ enum {
 };
 
 /* The weights of a product: `components` 4 (quaternions) or 1. An output has `taps` places for a unit of weight; a unit is
- * a quaternion or a real number, in int8 products of reals two of them. Dense: `starts` is none, and all units of all outputs
+ * a quaternion or a real number, in int8 products of reals two of them, but for a convolution with one channel to a group. Dense: `starts` is none, and all units of all outputs
  * follow each other. Sparse: starts[o] is the first unit of output o, gap_starts[o] its first gap; a gap is the number of
  * zero units skipped, 255 for 255 of them and no unit. */
 enum {
@@ -82,7 +82,8 @@ enum {
     QRN_W_GAPS = 6,
     QRN_W_GAP_STARTS = 7,
     QRN_W_BIAS = 8,       /* (components, outputs), float; int32 in int8 products */
-    QRN_W_SCALES = 9,     /* int8: float (outputs), what a unit of the sum is worth; else none */
+    QRN_W_SCALES = 9,     /* float (outputs), what one of an int8 weight or of the sum of int8 products is
+                           worth; none of other weights, and where the result of the product is int8 */
     QRN_W_WORDS = 10
 };
 
@@ -94,7 +95,7 @@ enum {
     QRN_Q_LOW = 2,
     QRN_Q_HIGH = 3,
     QRN_Q_MULTIPLIERS = 4, /* int32 (outputs) */
-    QRN_Q_SHIFTS = 5,      /* int32 (outputs) */
+    QRN_Q_SHIFTS = 5,      /* bytes (outputs), at most 30 */
     QRN_Q_WORDS = 6
 };
 

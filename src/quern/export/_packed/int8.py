@@ -234,19 +234,21 @@ class _Bytes:
         scale = np.maximum(scale, least / source.scale)
         scale[scale == 0] = 1e-30  # of a neuron that is always zero
         values = np.rint(weights.values / scale[None, :, None])
-        if values.shape[0] == 1:
+        if values.shape[0] == 1 and not _alone(operation):
             values = _paired(values, _area(operation))
         worth = source.scale * scale
-        stored = Weights(weights.name, values, np.rint(weights.bias / worth), "I8", True, worth)
-        quant: tuple[Any, ...] = (source.zero, 0, 0, 0, None, None)
         in_bytes = out in self.whole
+        bias = np.rint(weights.bias / worth)
+        stored = Weights(weights.name, values, bias, "I8", True, None if in_bytes else worth)
+        quant: tuple[Any, ...] = (source.zero, 0, 0, 0, None, None)
         if in_bytes:
             made = self.ranges[out]
             low, high = {qrn.RELU: (0.0, math.inf), qrn.CLAMP: (fields["A"], fields["B"])}.get(
                 fields["ACTIVATION"], (-math.inf, math.inf)
             )
             factors = [_factor(one / made.scale, weights.name) for one in worth]
-            multipliers, shifts = (np.array(column, np.int32) for column in zip(*factors, strict=True))
+            multipliers = np.array([multiplier for multiplier, _ in factors], np.int32)
+            shifts = np.array([shift for _, shift in factors], np.uint8)
             quant = (source.zero, made.zero, made.limit(low), made.limit(high), multipliers, shifts)
         new = {"X_DTYPE": qrn.I8, "Y_DTYPE": qrn.I8 if in_bytes else qrn.F32, "QUANT": quant, "WEIGHTS": stored}
         if constant is not None:
@@ -296,6 +298,11 @@ def _has_form(operation: Operation) -> bool:
 
 def _area(operation: Operation) -> int:
     return math.prod(operation.fields["KERNEL"]) if operation.code == "CONV" else 1
+
+
+def _alone(operation: Operation) -> bool:
+    """Whether each number of the result is made of one channel, so that there is none to make a pair with."""
+    return operation.code == "CONV" and operation.fields["CHANNELS"] == operation.fields["GROUPS"]
 
 
 def _paired(values: np.ndarray, area: int) -> np.ndarray:
