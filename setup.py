@@ -51,8 +51,8 @@ kernels = libraries(
     [
         f"{KERNELS}/{name}.h"
         for name in (
-            *("depthwise_taps", "normed_loops", "product_blocks", "products", "quaternion_products", "threads"),
-            *("vectors", "winograd_tiles"),
+            *("depthwise_taps", "each_width", "normed_loops", "product_blocks", "products", "quaternion_products"),
+            *("threads", "vectors", "winograd_tiles"),
         )
     ],
     "-O3",

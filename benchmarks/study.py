@@ -88,7 +88,6 @@ OF_SMALL: dict[str, dict[str, Any]] = {
     "distillation 0.5": {"distill": 0.5},
     "grind 3, heal 15": {"epochs": 3, "heal": 15},
     "grind 12, heal 6": {"epochs": 12, "heal": 6},
-    "all neurons cost the same": {"by_cost": False},
 }
 NOT_SETTINGS = ("by_cost", "steering", "then", "share", "scratch")
 

@@ -37,40 +37,18 @@ typedef struct {
     int64_t next;                        /* what no thread has taken yet */
 } job;
 
+#define LOOPS "depthwise_taps.h"
+#include "each_width.h"
 #if defined(BROAD)
-#define number broad_vector
-#define NAME(name) name##_broad
-#include "depthwise_taps.h"
-#undef number
-#undef NAME
 #define EACH_BROAD(units, body) for (; c + BROAD <= (units); c += BROAD) body(broad, BROAD)
 #else
 #define EACH_BROAD(units, body)
 #endif
-
-#if defined(NARROW)
-#define number narrow_vector
-#define NAME(name) name##_narrow
-#include "depthwise_taps.h"
-#undef number
-#undef NAME
-#else /* never taken */
+#if !defined(NARROW) /* never taken */
 #define NARROW WIDE
 #define gather_positions_narrow gather_positions_wide
 #define add_gradients_narrow add_gradients_wide
 #endif
-
-#define number vector
-#define NAME(name) name##_wide
-#include "depthwise_taps.h"
-#undef number
-#undef NAME
-
-#define number float
-#define NAME(name) name##_single
-#include "depthwise_taps.h"
-#undef number
-#undef NAME
 
 /* Do `body(kind, count)` at c for all `units` channels: in the longest vectors, the last one of which overlaps the one
  * before; or one by one. */

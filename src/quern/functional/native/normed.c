@@ -56,33 +56,8 @@ typedef struct {
     size_t first, step;
 } taken;
 
-#if defined(BROAD)
-#define number broad_vector
-#define NAME(name) name##_broad
-#include "normed_loops.h"
-#undef number
-#undef NAME
-#endif
-
-#define number vector
-#define NAME(name) name##_wide
-#include "normed_loops.h"
-#undef number
-#undef NAME
-
-#if defined(NARROW)
-#define number narrow_vector
-#define NAME(name) name##_narrow
-#include "normed_loops.h"
-#undef number
-#undef NAME
-#endif
-
-#define number float
-#define NAME(name) name##_single
-#include "normed_loops.h"
-#undef number
-#undef NAME
+#define LOOPS "normed_loops.h"
+#include "each_width.h"
 
 /* Call the function for vectors of as many lanes as slots have. */
 #if defined(BROAD)

@@ -1,4 +1,4 @@
-/* Products of matrices, for one kind of number: a vector of columns, or one column. Included by products.h once for each,
+/* Products of matrices, for one kind of number: a vector of columns, or one column. Included once for each,
  * with `number` and NAME(). */
 
 /* C = A B, or C + A B, for so many rows and one or two vectors of columns, `apart` from each other. */

@@ -13,34 +13,11 @@ typedef struct {
  * numbers, there are 32 of them. */
 #if defined(BROAD)
 #define ROWS 12
-#define number broad_vector
-#define NAME(name) name##_broad
-#include "product_blocks.h"
-#undef number
-#undef NAME
 #else
 #define ROWS 6
 #endif
-
-#define number vector
-#define NAME(name) name##_wide
-#include "product_blocks.h"
-#undef number
-#undef NAME
-
-#if defined(NARROW)
-#define number narrow_vector
-#define NAME(name) name##_narrow
-#include "product_blocks.h"
-#undef number
-#undef NAME
-#endif
-
-#define number float
-#define NAME(name) name##_single
-#include "product_blocks.h"
-#undef number
-#undef NAME
+#define LOOPS "product_blocks.h"
+#include "each_width.h"
 
 /* All columns in vectors, two at a time: of an odd number the first one by itself, of the last two the second overlapping
  * the first where they do not fill both. */
