@@ -70,7 +70,6 @@ class Steering:
         budget: Budget,
         example: Example,
         *,
-        by_cost: bool = True,
         images: dict[str, Any] | None = None,
         speedup: Callable[[nn.Module], float] | None = None,
         trial: Callable[[nn.Module], float] | None = None,
@@ -79,7 +78,7 @@ class Steering:
         dense_value: float = 0.0,
         crew: Team | None = None,
     ) -> None:
-        self.budget, self.example, self.by_cost, self.images = budget, example, by_cost, images
+        self.budget, self.example, self.images = budget, example, images
         self.speedup, self.trial, self.packs = speedup, trial, packs
         self.metric, self.dense_value, self.crew = metric, dense_value, crew or Team()
         self._counter: SizeCounter | None = None
@@ -163,8 +162,7 @@ class Steering:
             return 0.0
         if self._reached(now, value):
             return None
-        if self.by_cost:
-            now.optimizer.weigh(self._costs(now))
+        now.optimizer.weigh(self._costs(now))
         goal = self._goal(now, now.milestone + 1)
         # At first counts have shown nothing but that they are right for the dense network; then every removal shows it.
         return (self._steps_and_plan(now, goal)[0] if now.milestone == 0 else self._steps(now, goal)) / now.steps
