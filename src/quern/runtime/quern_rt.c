@@ -33,13 +33,22 @@
 #define AT_ONCE 1
 #endif
 
-/* How many sums an inner loop can keep: of quaternions at so many vectors of positions, of a block of outputs. */
-#if AT_ONCE == 2
+/* How many outputs' weights are laid out at once. How many sums an inner loop can keep: of quaternions at so many vectors of
+ * positions, of so many outputs. */
+#if LANES == 8
 #define BLOCK 8
 #else
 #define BLOCK 4
 #endif
-enum { BLOCK_I8 = 4, QUATERNION_VECTORS = 2, BLOCK_VECTORS = 3 * AT_ONCE };
+enum { BLOCK_I8 = 4, QUATERNION_VECTORS = 2, BLOCK_VECTORS = 3 * AT_ONCE, OUTPUTS_AT_ONCE = 4 * AT_ONCE };
+
+/* Whether two rows of results are made at once: with AVX2. With fewer registers of half the size it does not pay, and with
+ * AVX-512 what is to be multiplied is too little for them. */
+#if LANES == 8 && AT_ONCE == 1
+#define IN_TWOS 1
+#else
+#define IN_TWOS 0
+#endif
 
 /* Whether quaternions of int8 are multiplied as four bytes at once, the input as bytes without sign. Weights are from -127
  * to 127, so that they can be negated. */
@@ -124,21 +133,28 @@ typedef int32_t vi4 __attribute__((vector_size(16)));
 #define SPREAD(q, n) SHUFFLE(vi, q, q, n, n, n, n)
 #endif
 
+#if LANES > 1
 /* The larger numbers; b where one is no number. */
 INLINE vf maximum(vf a, vf b) {
 #if LANES == 8
     return (vf)_mm256_max_ps((__m256)a, (__m256)b);
 #elif defined(__SSE2__) && LANES == 4
     return (vf)_mm_max_ps((__m128)a, (__m128)b);
-#elif LANES == 1
-    return a > b ? a : b;
 #else
     vi first = a > b;
     return (vf)((first & (vi)a) | (~first & (vi)b));
 #endif
 }
 
-#if LANES > 1
+/* The larger ones of each two numbers side by side. */
+INLINE vf larger_of_pairs(vf a, vf b) {
+#if LANES == 8 && AT_ONCE == 1 /* one after the other within halves first: three instructions, not four */
+    vf larger = maximum(SHUFFLE(vi, a, b, 0, 2, 8, 10, 4, 6, 12, 14), SHUFFLE(vi, a, b, 1, 3, 9, 11, 5, 7, 13, 15));
+    return SHUFFLE(vi, larger, larger, 0, 1, 4, 5, 2, 3, 6, 7);
+#else
+    return maximum(EVEN(a, b), ODD(a, b));
+#endif
+}
 INLINE vi larger_i(vi a, vi b) {
 #if defined(__AVX2__) && LANES == 8
     return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b);
@@ -583,6 +599,7 @@ typedef struct {
     size_t span;                 /* sums of a component of an output, with what is stored behind the last vector */
     size_t strip;                /* so many rows of all outputs are made before the next ones */
     int by_rows, gathered, nine;
+    int pool, two; /* two rows of results at once */
     int few; /* components of the input: four real outputs at once */
     int paired; /* int8 with one component: a column and the next one to a pair */
     int as_it_lies, in_place; /* planes are those of the input without a change; they are multiplied there */
@@ -606,14 +623,23 @@ INLINE size_t span_of(size_t vectors, size_t lanes) {
 
 static int plain(const convolution *c) { return c->stride[0] * c->stride[1] * c->stuffing[0] * c->stuffing[1] == 1; }
 
+/* How `height` rows of results are taken. */
+static void take_rows(convolution *c, size_t height, size_t lanes) {
+    size_t flat = vectors_of((height - 1) * c->pitch + c->out[1], lanes), rows = height * vectors_of(c->out[1], lanes);
+    c->by_rows = rows <= flat;
+    c->vectors = c->by_rows ? rows : flat;
+    c->row = c->by_rows ? vectors_of(c->out[1], lanes) * lanes : c->pitch;
+}
+
 static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, size_t lanes) {
     convolution c;
-    size_t phase[2], axis, flat, rows, taps, used = 0, stored, dense, products, columns;
+    size_t phase[2], axis, taps, used = 0, stored, dense, products, columns;
     int pairs = op[QRN_CONV_X_DTYPE] == QRN_I8, constant = !is_none(op[QRN_CONV_CONSTANT]);
     c.w = weights_of(blob, op + QRN_CONV_WEIGHTS, pairs, op[QRN_CONV_CHANNELS] == op[QRN_CONV_GROUPS]);
     c.channels = op[QRN_CONV_CHANNELS];
     c.groups = op[QRN_CONV_GROUPS];
     c.parts = op[QRN_CONV_PARTS];
+    c.pool = (int)op[QRN_CONV_POOL];
     for (axis = 0; axis < 2; axis++) {
         size_t near = op[QRN_CONV_PADDING + axis], far = op[QRN_CONV_PADDING + 2 + axis];
         c.size[axis] = op[QRN_CONV_HEIGHT + axis];
@@ -645,11 +671,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
         c.sets = c.w.components == 1 || c.parts == 1 ? 1 : c.parts == 14 ? 3 : 4;
         c.units = c.channels / c.groups;
     }
-    flat = vectors_of((c.out[0] - 1) * c.pitch + c.out[1], lanes);
-    rows = c.out[0] * vectors_of(c.out[1], lanes);
-    c.by_rows = rows <= flat;
-    c.vectors = c.by_rows ? rows : flat;
-    c.row = c.by_rows ? vectors_of(c.out[1], lanes) * lanes : c.pitch;
+    take_rows(&c, c.out[0], lanes);
     /* Without vectors memory is short as well: some 64 positions are enough to make up for reading the weights again. */
     c.strip = lanes > 1 ? c.out[0] : smaller(c.out[0], ((64 + c.out[1] - 1) / c.out[1] + 1) & ~(size_t)1);
     stored = first_unit(&c.w, c.w.outputs);
@@ -665,9 +687,15 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     if (c.whole && c.w.components == 4) c.sets = 8;
     c.few = !pairs && IN_EIGHTS && c.w.components == 4 && (c.sets == 1 || (c.sets == 3 && fast));
     dense = vectors_of(c.out[0] * c.out[1], lanes);
+    c.two = IN_TWOS && c.sets == 8 && !pairs && !constant && c.kernel[0] == 3 && c.dilation[0] == 1 && plain(&c) && c.out[0] % 2 == 0;
+    if (c.two) {
+        take_rows(&c, c.out[0] / 2, lanes);
+        c.two = c.vectors >= 2 * AT_ONCE && c.used[1] >= lanes && (uint64_t)c.units * c.out[0] * c.pitch <= MAX_PLANES / 16 && 8 * c.vectors <= 5 * dense;
+        if (!c.two) take_rows(&c, c.out[0], lanes);
+    }
     products = c.whole ? (c.w.components == 4 ? 8u : 1u) * c.w.outputs * taps : stored * c.w.components * c.sets;
     columns = c.kernel[1] * c.stride[0] * phase[0] * c.out[1];
-    c.gathered = !c.eights && fast && lanes > 1 && products * (c.vectors - smaller(dense, c.vectors)) > GATHER * c.groups * c.sets * c.units * vectors_of(columns, lanes) &&
+    c.gathered = !c.eights && !c.two && fast && lanes > 1 && products * (c.vectors - smaller(dense, c.vectors)) > GATHER * c.groups * c.sets * c.units * vectors_of(columns, lanes) &&
                  ((uint64_t)c.sets * c.units + 1) * columns <= MAX_PLANES;
     c.padded = c.plane;
     c.padded_pitch = c.pitch;
@@ -682,7 +710,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
     for (axis = 0; axis < 2; axis++) { /* nothing before the input, in it or behind it */
         c.as_it_lies = c.as_it_lies && c.stride[axis] == 1 && c.stuffing[axis] == 1 && c.padding[axis] == 0 && phase[axis] == c.size[axis];
     }
-    c.in_place = c.as_it_lies && !c.eights && !pairs && !constant && (c.sets != 4 || c.parts == 15);
+    c.in_place = c.as_it_lies && !c.eights && !c.two && !pairs && !constant && (c.sets != 4 || c.parts == 15);
     c.nine = lanes > 1 && !c.w.starts && c.w.components == 1 && taps == 9 && c.channels == c.groups && c.w.outputs == c.groups &&
              c.kernel[0] == 3 && c.dilation[0] * c.dilation[1] * c.stuffing[0] * c.stuffing[1] == 1 && c.stride[0] == c.stride[1] &&
              c.stride[0] <= 2;
@@ -694,10 +722,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
         c.planes_at = reserve(&used, lanes, 4 * (c.plane + 2 * lanes));
         c.units_at = reserve(&used, lanes, working_bytes(&c.w, lanes));
         c.sums_at = reserve(&used, lanes, 4 * (c.span + 3 * lanes));
-        c.scratch = used;
-        return c;
-    }
-    if (c.eights) {
+    } else if (c.eights) {
         size_t row = 16 * ((c.out[1] + 1) / 2), size = op[QRN_CONV_POOL] ? c.out[0] * c.out[1] / 4 : c.out[0] * c.out[1];
         size_t around = 0;
         c.units = c.channels / c.groups;
@@ -715,22 +740,27 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
         c.ones_at = reserve(&used, lanes, constant ? 8 * row + 16 * c.kernel[1] + c.out[0] * c.kernel[0] + c.out[1] * c.kernel[1] : 0);
         c.padded_at = reserve(&used, lanes, pairs ? 16 * size : 0);
         c.sums_at = reserve(&used, lanes, 10 * row + 64);
-        c.scratch = used;
-        return c;
+    } else {
+        if (c.two) { /* of a kernel's column four numbers, of four rows of the input as many: no rows are left of the kernel */
+            c.kernel[0] = 1;
+            c.area = c.kernel[1];
+            c.plane = 2 * c.out[0] * c.pitch;
+            taps = c.units * c.area * 4;
+        }
+        c.set = (c.in_place && c.sets < 8 ? c.channels : c.units) * c.plane;
+        /* Where the input can be multiplied as it lies, sums and differences of its components are made alone. */
+        c.planes_at = c.in_place && c.sets < 8 ? 0 : reserve(&used, lanes, 4 * ((c.in_place ? 4 : c.sets) * c.set + lanes));
+        c.padded_at = c.gathered ? reserve(&used, lanes, 4 * (c.padded + lanes)) : c.two ? reserve(&used, lanes, 4 * c.used[1]) : 0;
+        c.ones_at = constant ? reserve(&used, lanes, 4 * (c.plane + lanes)) : 0;
+        c.kernel_at = reserve(&used, lanes, 4 * c.area);
+        c.places_at = reserve(&used, lanes, 4 * taps);
+        c.stored_at = reserve(&used, lanes, (c.w.starts || c.paired) && !c.whole ? 4 * c.w.taps : 0);
+        c.units_at = reserve(&used, lanes, !c.whole ? working_bytes(&c.w, lanes) : pairs || (!c.w.starts && c.w.dtype == QRN_F32) ? 0 : 4 * BLOCK * c.w.taps * c.w.components);
+        if (lanes == 1) c.vectors = c.strip * c.out[1];
+        c.span = span_of(c.vectors, lanes) << (c.two && !c.pool);
+        c.sums_at = reserve(&used, lanes, 4 * (c.w.components * c.span * (c.whole ? BLOCK : 1) + 3 * lanes));
+        c.block_at = c.few && c.sets == 3 ? reserve(&used, lanes, 60 * taps) : c.whole ? reserve(&used, lanes, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
     }
-    c.set = (c.in_place && c.sets < 8 ? c.channels : c.units) * c.plane;
-    /* Where the input can be multiplied as it lies, sums and differences of its components are made alone. */
-    c.planes_at = c.in_place && c.sets < 8 ? 0 : reserve(&used, lanes, 4 * ((c.in_place ? 4 : c.sets) * c.set + lanes));
-    c.padded_at = c.gathered ? reserve(&used, lanes, 4 * (c.padded + lanes)) : 0;
-    c.ones_at = constant ? reserve(&used, lanes, 4 * (c.plane + lanes)) : 0;
-    c.kernel_at = reserve(&used, lanes, 4 * c.area);
-    c.places_at = reserve(&used, lanes, 4 * taps);
-    c.stored_at = reserve(&used, lanes, (c.w.starts || c.paired) && !c.whole ? 4 * c.w.taps : 0);
-    c.units_at = reserve(&used, lanes, !c.whole ? working_bytes(&c.w, lanes) : pairs || (!c.w.starts && c.w.dtype == QRN_F32) ? 0 : 4 * BLOCK * c.w.taps * c.w.components);
-    if (lanes == 1) c.vectors = c.strip * c.out[1];
-    c.span = span_of(c.vectors, lanes);
-    c.sums_at = reserve(&used, lanes, 4 * (c.w.components * c.span * (c.whole ? BLOCK : 1) + 3 * lanes));
-    c.block_at = c.few && c.sets == 3 ? reserve(&used, lanes, 60 * taps) : c.whole ? reserve(&used, lanes, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
     c.scratch = used;
     return c;
 }
@@ -756,7 +786,7 @@ INLINE void copy_row(const float *x, size_t count, float *y) {
 }
 
 /* Where in a plane the first tap of the kernel meets row y, column x of the padded input. */
-INLINE size_t place_of(const convolution *c, size_t y, size_t x) {
+static size_t place_of(const convolution *c, size_t y, size_t x) {
     uint32_t down = (uint32_t)c->stride[0], along = (uint32_t)c->stride[1], row = (uint32_t)y, column = (uint32_t)x;
     if (down == 1 && along == 1) return y * c->padded_pitch + x; /* no divisions */
     return ((row % down * along + column % along) * c->rows + row / down) * c->padded_pitch + column / along;
@@ -887,15 +917,46 @@ static void gather_columns(const convolution *c, const void *from, void *to) {
     }
 }
 
+#if IN_TWOS
+/* Two rows of results from one column of a kernel (a, b, c) take four products, not six (Winograd's F(2, 3)): of four rows
+ * (x, y, z, u) of the input
+ *     p = (x - z) a,  q = (y + z) (a + b + c) / 2,  r = (z - y) (a - b + c) / 2,  s = (y - u) c,
+ * and the results are p + q + r and q - r - s. These are the rows x - z of the whole plane, then y + z and so on. */
+static void combine_rows(const convolution *c, const float *x, const float *zeros, float *plane) {
+    size_t y, k, n, width = c->used[1], step = c->plane / 4;
+    plane += c->padding[1];
+    for (y = 0; y < c->out[0]; y += 2, plane += c->pitch) {
+        const float *row[4];
+        for (n = 0; n < 4; n++) row[n] = y + n - c->padding[0] < c->used[0] ? x + (y + n - c->padding[0]) * c->size[1] : zeros;
+        for (k = 0;; k = smaller(k + LANES, width - LANES)) { /* the last vector of a row may overlap the one before */
+            vf first = load(row[0] + k), second = load(row[1] + k), third = load(row[2] + k), fourth = load(row[3] + k);
+            store(plane + k, first - third), store(plane + step + k, second + third);
+            store(plane + 2 * step + k, third - second), store(plane + 3 * step + k, second - fourth);
+            if (k + LANES == width) break;
+        }
+    }
+}
+#endif
+
 /* The planes of group g. */
 static void prepare_floats(const convolution *c, const float *x, size_t g, float *planes, float *padded) {
     size_t part, set = 0, n, size = c->size[0] * c->size[1], step = c->channels * size;
     float *first = c->sets == 8 ? planes + 4 * c->set : planes; /* sums and differences of components come before them */
     x += g * c->units * size;
+    if (IN_TWOS && c->two) {
+        memset(padded, 0, 4 * c->used[1]);
+        memset(first, 0, 16 * c->set); /* what is beside the rows */
+    }
     for (part = 0; part < c->w.components && !c->in_place; part++) {
         if (c->parts >> part & 1) {
             for (n = 0; n < c->units; n++) {
                 float *plane = first + set * c->set + n * c->plane;
+#if IN_TWOS
+                if (c->two) {
+                    combine_rows(c, x + n * size, padded, plane);
+                    continue;
+                }
+#endif
                 pad_floats(c, x + n * size, c->gathered ? padded : plane);
                 if (c->gathered) gather_columns(c, padded, plane);
             }
@@ -1541,33 +1602,37 @@ static const float *dense_floats(const weights *w, size_t o, float *row) {
 #define BLOCK_TILE(name, number, vector, fetch, put, all, plus)                                                               \
     INLINE void name(const number *x, const int32_t *place, size_t count, const number *w, size_t pitch, int outputs,         \
                      const size_t *start, int wide, number *y, size_t stride) {                                               \
-        vector a0 = {0}, a1 = a0, a2 = a0, b0 = a0, b1 = a0, b2 = a0, c0 = a0, c1 = a0, c2 = a0, d0 = a0, d1 = a0, d2 = a0;   \
-        vector e0 = a0, e1 = a0, e2 = a0, f0 = a0, f1 = a0, f2 = a0, g0 = a0, g1 = a0, g2 = a0, h0 = a0, h1 = a0, h2 = a0;    \
+        vector a0 = {0}, a1 = a0, a2 = a0, a3 = a0, b0 = a0, b1 = a0, b2 = a0, b3 = a0, c0 = a0, c1 = a0, c2 = a0, c3 = a0;   \
+        vector d0 = a0, d1 = a0, d2 = a0, d3 = a0, e0 = a0, e1 = a0, e2 = a0, e3 = a0, f0 = a0, f1 = a0, f2 = a0, f3 = a0;    \
+        vector g0 = a0, g1 = a0, g2 = a0, g3 = a0, h0 = a0, h1 = a0, h2 = a0, h3 = a0;                                        \
         size_t s;                                                                                                             \
         for (s = 0; s < count; s++, w += pitch) {                                                                             \
             const number *p = x + place[s];                                                                                   \
-            vector x0 = fetch(p, start), x1 = x0, x2 = x0, ws;                                                                \
+            vector x0 = fetch(p, start), x1 = x0, x2 = x0, x3 = x0, ws;                                                       \
             if (wide > 1) x1 = fetch(p, start + AT_ONCE);                                                                     \
             if (wide > 2) x2 = fetch(p, start + 2 * AT_ONCE);                                                                 \
+            if (wide > 3) x3 = fetch(p, start + 3 * AT_ONCE);                                                                 \
             EACH_OUTPUT(MULTIPLY, all, plus)                                                                                  \
         }                                                                                                                     \
         EACH_OUTPUT(STORE, put, )                                                                                             \
     }
-#define EACH_OUTPUT(do, f, g)                                                                           \
-    do(0, a0, a1, a2, f, g) do(1, b0, b1, b2, f, g) do(2, c0, c1, c2, f, g) do(3, d0, d1, d2, f, g)     \
-    do(4, e0, e1, e2, f, g) do(5, f0, f1, f2, f, g) do(6, g0, g1, g2, f, g) do(7, h0, h1, h2, f, g)
-#define MULTIPLY(o, s0, s1, s2, all, plus)    \
-    if (outputs > (o)) {                      \
-        ws = all(w[o]);                       \
-        s0 = plus(s0, ws, x0);                \
-        if (wide > 1) s1 = plus(s1, ws, x1);  \
-        if (wide > 2) s2 = plus(s2, ws, x2);  \
+#define EACH_OUTPUT(do, one, other)                                                                            \
+    do(0, a, one, other) do(1, b, one, other) do(2, c, one, other) do(3, d, one, other)                        \
+    do(4, e, one, other) do(5, f, one, other) do(6, g, one, other) do(7, h, one, other)
+#define MULTIPLY(o, s, all, plus)                   \
+    if (outputs > (o)) {                            \
+        ws = all(w[o]);                             \
+        s##0 = plus(s##0, ws, x0);                  \
+        if (wide > 1) s##1 = plus(s##1, ws, x1);    \
+        if (wide > 2) s##2 = plus(s##2, ws, x2);    \
+        if (wide > 3) s##3 = plus(s##3, ws, x3);    \
     }
-#define STORE(o, s0, s1, s2, put, unused)                                  \
-    if (outputs > (o)) {                                                   \
-        put(y + (o) * stride, s0);                                         \
-        if (wide > 1) put(y + (o) * stride + LANES * AT_ONCE, s1);         \
-        if (wide > 2) put(y + (o) * stride + 2 * LANES * AT_ONCE, s2);     \
+#define STORE(o, s, put, unused)                                            \
+    if (outputs > (o)) {                                                    \
+        put(y + (o) * stride, s##0);                                        \
+        if (wide > 1) put(y + (o) * stride + LANES * AT_ONCE, s##1);        \
+        if (wide > 2) put(y + (o) * stride + 2 * LANES * AT_ONCE, s##2);    \
+        if (wide > 3) put(y + (o) * stride + 3 * LANES * AT_ONCE, s##3);    \
     }
 #define ADD_PRODUCT(sum, a, b) ((sum) + (a) * (b))
 BLOCK_TILE(block_tile, float, wide_f, load_wide, store_wide, splat_wide, ADD_PRODUCT)
@@ -1591,24 +1656,29 @@ BLOCK_TILE(block_tile_i8, int32_t, wide_i, load_wide_i, store_wide_i, splat_wide
 #define FOUR_OF(tile) OF(tile, 1), OF(tile, 2), OF(tile, 3), OF(tile, 4)
 FOUR_KERNELS(block_tile, float)
 FOUR_KERNELS(block_tile_i8, int32_t)
-#if BLOCK == 8
+#if AT_ONCE == 2
 BLOCK_KERNELS(block_tile, float, 5) BLOCK_KERNELS(block_tile, float, 6)
 BLOCK_KERNELS(block_tile, float, 7) BLOCK_KERNELS(block_tile, float, 8)
 #define ALL_OF(tile) FOUR_OF(tile), OF(tile, 5), OF(tile, 6), OF(tile, 7), OF(tile, 8)
+#elif IN_TWOS
+BLOCK_KERNEL(block_tile, float, 2, 4) BLOCK_KERNEL(block_tile, float, 3, 4)
+#define WITH_FOURTH(tile, outputs) {tile##_##outputs##_1, tile##_##outputs##_2, tile##_##outputs##_3, tile##_##outputs##_4}
+#define ALL_OF(tile) OF(tile, 1), WITH_FOURTH(tile, 2), WITH_FOURTH(tile, 3), OF(tile, 4)
 #else
 #define ALL_OF(tile) FOUR_OF(tile)
 #endif
 #define BLOCK_SUMS(name, number, most, ...)                                                                                    \
     static void name(const number *x, const int32_t *place, size_t count, const number *w, size_t pitch, size_t outputs,       \
                      const size_t *start, size_t vectors, number *y, size_t stride) {                                          \
-        static void (*const kernels[most][BLOCK_VECTORS / AT_ONCE])(const number *, const int32_t *, size_t, const number *,   \
+        static void (*const kernels[most][IN_TWOS ? 4 : 3])(const number *, const int32_t *, size_t, const number *,         \
                                                                     size_t, const size_t *, number *, size_t) = {__VA_ARGS__}; \
         kernels[outputs - 1][(vectors - 1) / AT_ONCE](x, place, count, w, pitch, start, y, stride);                            \
     }
-BLOCK_SUMS(block_sums, float, BLOCK, ALL_OF(block_tile))
+BLOCK_SUMS(block_sums, float, OUTPUTS_AT_ONCE, ALL_OF(block_tile))
 BLOCK_SUMS(block_sums_i8, int32_t, BLOCK_I8, FOUR_OF(block_tile_i8))
 #undef BLOCK_SUMS
 #undef ALL_OF
+#undef WITH_FOURTH
 #undef FOUR_OF
 #undef FOUR_KERNELS
 #undef OF
@@ -1631,37 +1701,63 @@ INLINE vb load_fours(const float *const *units, size_t n, size_t at) {
 INLINE vb load_fours(const float *const *units, size_t n, size_t at) { return load4(units[n] + at); }
 #endif
 
-/* Quaternions of a block of outputs, (tap, component), to the weights `w` (product, tap, output) of the eight products. What
- * they lack of factors is made up for at the end. */
-static void spread_block(const float *const *units, size_t taps, float *w) {
-    size_t t, step = BLOCK * taps;
-    for (t = 0; t < taps; t++, w += BLOCK) {
-        vb a = load_fours(units, 0, 4 * t), b = load_fours(units, 1, 4 * t);
-        vb c = load_fours(units, 2, 4 * t), d = load_fours(units, 3, 4 * t);
-        vb ab = SHUFFLE_FOURS(a, b, 0, 4, 1, 5), cd = SHUFFLE_FOURS(c, d, 0, 4, 1, 5);
-        vb r = SHUFFLE_FOURS(ab, cd, 0, 1, 4, 5), i = SHUFFLE_FOURS(ab, cd, 2, 3, 6, 7);
-        vb ab2 = SHUFFLE_FOURS(a, b, 2, 6, 3, 7), cd2 = SHUFFLE_FOURS(c, d, 2, 6, 3, 7);
-        vb j = SHUFFLE_FOURS(ab2, cd2, 0, 1, 4, 5), k = SHUFFLE_FOURS(ab2, cd2, 2, 3, 6, 7), value;
+/* Numbers of the four components of a block of quaternions. */
+INLINE void turn_block(const float *const *units, size_t at, vb *to) {
+    vb a = load_fours(units, 0, at), b = load_fours(units, 1, at), c = load_fours(units, 2, at), d = load_fours(units, 3, at);
+    vb ab = SHUFFLE_FOURS(a, b, 0, 4, 1, 5), cd = SHUFFLE_FOURS(c, d, 0, 4, 1, 5);
+    vb ab2 = SHUFFLE_FOURS(a, b, 2, 6, 3, 7), cd2 = SHUFFLE_FOURS(c, d, 2, 6, 3, 7);
+    to[0] = SHUFFLE_FOURS(ab, cd, 0, 1, 4, 5), to[1] = SHUFFLE_FOURS(ab, cd, 2, 3, 6, 7);
+    to[2] = SHUFFLE_FOURS(ab2, cd2, 0, 1, 4, 5), to[3] = SHUFFLE_FOURS(ab2, cd2, 2, 3, 6, 7);
+}
+
+/* The weights of the eight products, `step` numbers apart. What they lack of factors is made up for at the end. */
+INLINE void put_products(vb r, vb i, vb j, vb k, size_t step, float *w) {
+    vb value;
 #define PUT(product, expression) (value = (expression), memcpy(w + (product) * step, &value, sizeof value))
-        PUT(0, (r + i) + (j + k));
-        PUT(1, (r - i) + (j - k));
-        PUT(2, (r + i) - (j + k));
-        PUT(3, (r - i) - (j - k));
-        PUT(4, r);
-        PUT(5, j);
-        PUT(6, k);
-        PUT(7, i);
+    PUT(0, (r + i) + (j + k));
+    PUT(1, (r - i) + (j - k));
+    PUT(2, (r + i) - (j + k));
+    PUT(3, (r - i) - (j - k));
+    PUT(4, r);
+    PUT(5, j);
+    PUT(6, k);
+    PUT(7, i);
 #undef PUT
+}
+
+/* Quaternions of a block of outputs, (tap, component), to the weights `w` (product, tap, output) of the eight products. For two
+ * rows of results at once the three numbers of a kernel's column become four, and all first ones come first. */
+static void spread_block(const convolution *c, const float *const *units, float *w) {
+    size_t all = c->units * c->area * BLOCK, area = c->w.taps / c->units, n, k;
+    for (n = 0; n < c->units; n++) {
+        for (k = 0; k < c->area; k++, w += BLOCK) {
+            size_t at = 4 * (n * area + k);
+            vb a[4];
+            turn_block(units, at, a);
+            put_products(a[0], a[1], a[2], a[3], IN_TWOS && c->two ? 4 * all : all, w);
+            if (IN_TWOS && c->two) {
+                vb b[4], d[4];
+                turn_block(units, at + 4 * c->area, b);
+                turn_block(units, at + 8 * c->area, d);
+                put_products(d[0], d[1], d[2], d[3], 4 * all, w + 3 * all);
+#define HALF_SUM(o) (0.5f * (a[o] + d[o]) + 0.5f * b[o])
+#define HALF_DIFFERENCE(o) (0.5f * (a[o] + d[o]) - 0.5f * b[o])
+                put_products(HALF_SUM(0), HALF_SUM(1), HALF_SUM(2), HALF_SUM(3), 4 * all, w + all);
+                put_products(HALF_DIFFERENCE(0), HALF_DIFFERENCE(1), HALF_DIFFERENCE(2), HALF_DIFFERENCE(3), 4 * all, w + 2 * all);
+#undef HALF_DIFFERENCE
+#undef HALF_SUM
+            }
+        }
     }
 }
 
-static void spread(const weights *weight, size_t first, size_t outputs, float *rows, float *w) {
+static void spread(const convolution *c, size_t first, size_t outputs, float *rows, float *w) {
     const float *units[BLOCK];
     size_t o;
     for (o = 0; o < BLOCK; o++) { /* a block that is not full has its last output several times */
-        units[o] = o < outputs ? dense_floats(weight, first + o, rows + 4 * o * weight->taps) : units[o - 1];
+        units[o] = o < outputs ? dense_floats(&c->w, first + o, rows + 4 * o * c->w.taps) : units[o - 1];
     }
-    spread_block(units, weight->taps, w);
+    spread_block(c, units, w);
 }
 
 /* Where the sums of an output go, and those of its components: `size` of them each, none smaller than `least`. */
@@ -1678,33 +1774,86 @@ INLINE void put_sums(const destination *to, size_t output, size_t component, siz
     else if (at < to->size) put_last(y, &sums, to->size - at);
 }
 
+/* The same for the four components of an output, whose biases are added first. */
+INLINE void put_quaternions(const destination *to, size_t output, size_t at, wide_f *sums, const float *bias) {
+    float *y = to->y + output * to->output + at;
+    wide_f least = splat_wide(to->least);
+    size_t m;
+    sums[0] = maximum_wide(least, sums[0] + bias[0]), sums[1] = maximum_wide(least, sums[1] + bias[1]);
+    sums[2] = maximum_wide(least, sums[2] + bias[2]), sums[3] = maximum_wide(least, sums[3] + bias[3]);
+    if (at + LANES * AT_ONCE <= to->size) {
+        store_wide(y, sums[0]), store_wide(y + to->component, sums[1]);
+        store_wide(y + 2 * to->component, sums[2]), store_wide(y + 3 * to->component, sums[3]);
+    } else {
+        for (m = 0; m < 4 && at < to->size; m++) put_last(y + m * to->component, sums + m, to->size - at);
+    }
+}
+
+/* The sums of eight products to results. */
+INLINE void results_of(wide_f p0, wide_f p1, wide_f p2, wide_f p3, wide_f p4, wide_f p5, wide_f p6, wide_f p7, wide_f *to) {
+    wide_f s = p0 + p1, d = p0 - p1, t = p2 + p3, e = p2 - p3;
+    to[0] = 2.0f * p4 - 0.25f * (s + t), to[1] = 0.25f * (d + e) - 2.0f * p6;
+    to[2] = 0.25f * (s - t) - 2.0f * p7, to[3] = 0.25f * (d - e) - 2.0f * p5;
+}
+
 /* A block of outputs of a layer of which most quaternions are stored, with 8 real products for each: c = w (x) x is, with H
  * the Walsh-Hadamard matrix,
  *     (-c_r, c_i, c_j, c_k) = H[(H w) o (H x)] / 4 - 2 (w_r x_r, w_k x_j, w_i x_k, w_j x_i).
  * `x` is H x. */
 static void hadamard_outputs(const convolution *c, const float *x, const float *components, const int32_t *place, size_t first,
                              size_t outputs, float *rows, float *w, const destination *to) {
-    size_t taps = c->w.taps, step = taps * BLOCK, set = c->in_place ? c->channels * c->plane : c->set, o, v, g, k, vectors;
-    const float *bias = (const float *)c->w.bias + first;
-    walk at = walk_of(c);
-    spread(&c->w, first, outputs, rows, w);
-    for (v = 0; v < c->vectors; v += vectors) {
-        wide_f sums[8][BLOCK][BLOCK_VECTORS / AT_ONCE]; /* aligned */
-        size_t start[BLOCK_VECTORS];
-        vectors = next_starts(c, &at, c->vectors - v, BLOCK_VECTORS, start);
-        for (g = 0; g < 8; g++) {
-            const float *from = g < 4 ? x + g * c->set : components + (g - 4) * set;
-            block_sums(from, place, taps, w + g * step, BLOCK, outputs, start, vectors, (float *)(void *)sums[g], BLOCK_VECTORS * LANES);
-        }
-        for (o = 0; o < outputs; o++) {
-            for (k = 0; k * AT_ONCE < vectors; k++) {
-                wide_f p0 = sums[0][o][k], p1 = sums[1][o][k], p2 = sums[2][o][k], p3 = sums[3][o][k];
-                size_t here = (v + k * AT_ONCE) * LANES;
-                wide_f s = p0 + p1, d = p0 - p1, t = p2 + p3, e = p2 - p3;
-                put_sums(to, o, 0, here, 2.0f * sums[4][o][k] - 0.25f * (s + t) + bias[o]);
-                put_sums(to, o, 1, here, 0.25f * (d + e) - 2.0f * sums[6][o][k] + bias[c->w.outputs + o]);
-                put_sums(to, o, 2, here, 0.25f * (s - t) - 2.0f * sums[7][o][k] + bias[2 * c->w.outputs + o]);
-                put_sums(to, o, 3, here, 0.25f * (d - e) - 2.0f * sums[5][o][k] + bias[3 * c->w.outputs + o]);
+    enum { NEXT = 12 * AT_ONCE, WIDE = AT_ONCE * LANES }; /* registers of sums of one kind */
+    size_t taps = c->units * c->area, times = IN_TWOS && c->two ? 4 : 1, set = c->in_place ? c->channels * c->plane : c->set, o, v, k, n, part, many, vectors;
+    const destination all = *to;
+    spread(c, first, outputs, rows, w);
+    for (part = 0; part < outputs; part += many) {
+        walk at = walk_of(c);
+        size_t most;
+        many = next_share(outputs - part, OUTPUTS_AT_ONCE);
+        most = IN_TWOS && (many == 2 || many == 3) ? 4 : 3; /* registers */
+        for (v = 0; v < c->vectors; v += vectors) {
+            wide_f sums[IN_TWOS ? 32 : 8][NEXT]; /* aligned */
+            size_t start[4 * AT_ONCE], here;
+            vectors = next_starts(c, &at, c->vectors - v, most * AT_ONCE, start);
+            for (n = 0; n < 8; n++) {
+                const float *from = n < 4 ? x + n * c->set : components + (n - 4) * set;
+                for (k = 0; k < times; k++, from += c->plane / 4) {
+                    block_sums(from, place, taps, w + (n * times + k) * taps * BLOCK + part, BLOCK, many, start, vectors,
+                               (float *)(void *)sums[n * times + k], most * WIDE);
+                }
+            }
+            for (o = 0; o < many; o++) {
+                const float *b = (const float *)c->w.bias + first + part + o;
+                const float bias[4] = {b[0], b[c->w.outputs], b[2 * c->w.outputs], b[3 * c->w.outputs]};
+                const wide_f *p = sums[0] + most * o;
+                for (here = v * LANES; here < (v + vectors) * LANES; here += WIDE, p++) {
+                    wide_f result[4];
+#define EACH_PRODUCT(of) of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7)
+#if IN_TWOS
+                    if (c->two) {
+                        wide_f other[4];
+#define EVEN_ROW(n) p[4 * (n) * NEXT] + (p[(4 * (n) + 1) * NEXT] + p[(4 * (n) + 2) * NEXT])
+#define ODD_ROW(n) (p[(4 * (n) + 1) * NEXT] - p[(4 * (n) + 2) * NEXT]) - p[(4 * (n) + 3) * NEXT]
+                        results_of(EACH_PRODUCT(EVEN_ROW), result);
+                        results_of(EACH_PRODUCT(ODD_ROW), other);
+#undef ODD_ROW
+#undef EVEN_ROW
+                        if (c->pool) {
+                            result[0] = maximum(result[0], other[0]), result[1] = maximum(result[1], other[1]);
+                            result[2] = maximum(result[2], other[2]), result[3] = maximum(result[3], other[3]);
+                        } else {
+                            put_quaternions(&all, part + o, here + c->span / 2, other, bias);
+                        }
+                        put_quaternions(&all, part + o, here, result, bias);
+                        continue;
+                    }
+#endif
+#define ONE(n) p[(n) * NEXT]
+                    results_of(EACH_PRODUCT(ONE), result);
+                    put_quaternions(&all, part + o, here, result, bias);
+#undef ONE
+#undef EACH_PRODUCT
+                }
             }
         }
     }
@@ -1713,7 +1862,7 @@ static void hadamard_outputs(const convolution *c, const float *x, const float *
 /* A block of outputs of a real layer. */
 static void real_outputs(const convolution *c, const float *x, const int32_t *place, size_t first, size_t outputs,
                          float *rows, float *w, const destination *to) {
-    size_t taps = c->w.taps, o, t, v, k, vectors;
+    size_t taps = c->w.taps, o, t, v, k, part, many, vectors;
     const float *bias = (const float *)c->w.bias + first;
     walk at = walk_of(c);
     for (o = 0; o < outputs; o++) {
@@ -1724,7 +1873,10 @@ static void real_outputs(const convolution *c, const float *x, const int32_t *pl
         wide_f sums[BLOCK][BLOCK_VECTORS / AT_ONCE];
         size_t start[BLOCK_VECTORS];
         vectors = next_starts(c, &at, c->vectors - v, BLOCK_VECTORS, start);
-        block_sums(x, place, taps, w, BLOCK, outputs, start, vectors, (float *)(void *)sums, BLOCK_VECTORS * LANES);
+        for (part = 0; part < outputs; part += many) {
+            many = next_share(outputs - part, OUTPUTS_AT_ONCE);
+            block_sums(x, place, taps, w + part, BLOCK, many, start, vectors, (float *)(void *)sums[part], BLOCK_VECTORS * LANES);
+        }
         for (o = 0; o < outputs; o++) {
             for (k = 0; k * AT_ONCE < vectors; k++) put_sums(to, o, 0, (v + k * AT_ONCE) * LANES, sums[o][k] + bias[o]);
         }
@@ -1890,13 +2042,18 @@ KERNEL void prepare_eights(const convolution *c, const void *x, int32_t zero, vo
     int pairs = !IN_BYTES && c->w.pairs;
     size_t bytes = pairs ? 16 : 32, number = pairs ? 1 : 4, size = c->size[0] * c->size[1], n, m, y, k, i;
     const uint8_t *part[4], *from = (const uint8_t *)x;
-    size_t written = c->as_it_lies ? c->channels * c->plane * bytes : 0; /* without borders */
-    uint8_t *plane = (uint8_t *)planes;
-    memset(plane + written, 0, c->kernel_at - c->planes_at - written);
+    uint8_t *plane = (uint8_t *)planes, *written = plane, *end = plane + (c->kernel_at - c->planes_at);
+    if (!plain(c)) {
+        memset(plane, 0, (size_t)(end - plane));
+        written = end;
+    }
     for (m = 0; m < 4; m++) part[m] = from + m * c->channels * size * number;
     for (n = 0; n < c->channels; n++, plane += c->plane * bytes) {
         for (y = 0; y < c->used[0]; y++) {
             size_t row = c->padding[0] + y * c->stuffing[0], at = n * size + y * c->size[1], width = c->used[1];
+            uint8_t *first = plane + (row * c->padded_pitch + c->padding[1]) * bytes;
+            for (; written < first; written += 16) memset(written, 0, 16); /* the border before this row */
+            if (plain(c)) written = first + width * bytes;
             for (k = 0; k < width; k += 8) {
                 int aside = !plain(c) || width < 8; /* a row of eight is written to where it belongs, also over another one */
                 size_t left = aside ? k : smaller(k, width - 8);
@@ -1912,6 +2069,7 @@ KERNEL void prepare_eights(const convolution *c, const void *x, int32_t zero, vo
             }
         }
     }
+    memset(written, 0, (size_t)(end - written));
 }
 
 /* w' of `count` quaternions, and of one without weight behind them if that is odd. */
@@ -2083,10 +2241,13 @@ SUM_ROWS(sum_floats, float, float, float, MOST_FLOATS, 8, 8, TWELVE)
 SUM_ROWS(sum_pairs, int16_t, int16_t, int32_t, MOST_PAIRS, 16, 16, pairs_1, pairs_2, pairs_3, pairs_4, pairs_5)
 #undef SUM_ROWS
 
+INLINE vf two_fours(const float *low, const float *high) {
+    return (vf)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
+}
 /* Two quaternions of their sums. */
 INLINE vf two_floats(const float *s, vf bias) {
     static const vf FIRST = {1, -1, 1, -1, 1, -1, 1, -1}, SECOND = {1, 1, -1, -1, 1, 1, -1, -1}, SIGNS = {-1, 1, 1, 1, -1, 1, 1, 1};
-    vf p = load(s), q = load(s + 8), a = LOW_HALVES(p, q), b = HIGH_HALVES(p, q);
+    vf a = two_fours(s, s + 8), b = two_fours(s + 4, s + 12);
     a = a * FIRST + IN_HALVES(vi, a, a, 1, 0, 3, 2);
     a = a * SECOND + IN_HALVES(vi, a, a, 2, 3, 0, 1);
     return a * SIGNS + (b + bias);
@@ -2227,43 +2388,40 @@ INLINE int8_t to_i8(int32_t value, int32_t zero, int32_t low, int32_t high) {
     return (int8_t)value;
 }
 
-/* Rows of sums and `bias`, `row` numbers apart, without what is between them; with `pool` the maximum of 2x2 of them, with `relu` that
- * and 0. With `spill` what lies behind them may be overwritten, as it is written later. Returns how many there are. */
-static size_t gather(const float *sums, size_t row, const size_t *out, int pool, int relu, int spill, float bias, float *y) {
+/* Rows of sums and `bias` without what is between them, from two rows to the next two `step` numbers, and `odd` from the first of
+ * them to the second; with `pool` the maximum of 2x2 of them, with `relu` that and 0. With `spill` what lies behind them may be
+ * overwritten, as it is written later. Returns how many there are. */
+static size_t gather(const float *sums, size_t step, size_t odd, const size_t *out, int pool, int relu, int spill, float bias, float *y) {
     size_t height = pool ? out[0] / 2 : out[0], width = pool ? out[1] / 2 : out[1], n, k;
-    vf zero = {0};
-    if (!pool && row == width) { /* nothing between the rows */
+    float least = relu ? 0.0f : -as_float(0x7f800000u);
+#if LANES > 1
+    vf biases = splat(bias), leasts = splat(least);
+#else
+    (void)spill;
+#endif
+    if (!pool && odd == width && step == 2 * odd) { /* nothing between the rows */
         width *= height;
         height = 1;
     }
     n = 0;
 #if LANES > 1
-    for (; pool && row == LANES && width == LANES / 2 && n + 2 <= height; n += 2, sums += 4 * LANES, y += LANES) { /* two at once */
-        vf a = maximum(load(sums), load(sums + LANES)), b = maximum(load(sums + 2 * LANES), load(sums + 3 * LANES));
-        vf value = maximum(EVEN(a, b), ODD(a, b)) + splat(bias);
-        store(y, relu ? maximum(zero, value) : value);
+    for (; pool && width == LANES / 2 && n + 2 <= height; n += 2, y += LANES) { /* two at once */
+        const float *p = sums + n * step, *q = p + step;
+        vf a = maximum(load(p), load(p + odd)), b = maximum(load(q), load(q + odd));
+        store(y, maximum(leasts, larger_of_pairs(a, b) + biases));
     }
-    sums -= 2 * n * row; /* as if from the first */
 #endif
     for (; n < height; n++, y += width) {
-        const float *p = sums + (pool ? 2 * n * row : n * row), *q = p + row;
-        size_t end = spill || (height - n) * width >= width + LANES ? width + LANES - 1 : width;
-        for (k = 0; k + LANES <= end; k += LANES) {
-            vf value;
+        const float *p = sums + (pool ? n * step : n / 2 * step + n % 2 * odd), *q = p + odd;
+        k = 0;
 #if LANES > 1
-            if (pool) {
-                vf a = maximum(load(p + 2 * k), load(q + 2 * k));
-                vf b = maximum(load(p + 2 * k + LANES), load(q + 2 * k + LANES));
-                value = maximum(EVEN(a, b), ODD(a, b));
-            } else
-#else
-            if (pool) value = maximum(maximum(p[2 * k], p[2 * k + 1]), maximum(q[2 * k], q[2 * k + 1]));
-            else
-#endif
-                value = load(p + k);
-            value += splat(bias);
-            store(y + k, relu ? maximum(zero, value) : value);
+        size_t end = spill || (height - n) * width >= width + LANES ? width + LANES - 1 : width;
+        for (; pool && k + LANES <= end; k += LANES) {
+            vf a = maximum(load(p + 2 * k), load(q + 2 * k)), b = maximum(load(p + 2 * k + LANES), load(q + 2 * k + LANES));
+            store(y + k, maximum(leasts, larger_of_pairs(a, b) + biases));
         }
+        for (; !pool && k + LANES <= end; k += LANES) store(y + k, maximum(leasts, load(p + k) + biases));
+#endif
         for (; k < width; k++) {
             float value = p[k];
             if (pool) {
@@ -2271,7 +2429,7 @@ static size_t gather(const float *sums, size_t row, const size_t *out, int pool,
                 value = a > b ? a : b;
             }
             value += bias;
-            y[k] = relu && value < 0 ? 0.0f : value;
+            y[k] = value < least ? least : value;
         }
     }
     return height * width;
@@ -2373,7 +2531,7 @@ static void finish_output(const convolution *c, const finishing *f, int pool, vo
             float *to = (float *)y + first;
             int relu = f->activation == QRN_RELU, spill = c->w.outputs - o > 1 && (c->w.outputs - o - 1) * size >= LANES;
             float bias = c->few ? ((const float *)c->w.bias)[m * c->w.outputs + o] : 0.0f;
-            count = gather((const float *)sums + m * stride, c->row, c->out, pool, relu, spill, bias, to);
+            count = gather((const float *)sums + m * stride, c->row << !c->two, !c->two ? c->row : pool ? 0 : stride / 2, c->out, pool, relu, spill, bias, to);
             if (!relu) unary(f->activation, to, to, count, f->a, f->b);
         }
     }
@@ -2507,7 +2665,7 @@ static int run_conv(const machine *m, const uint32_t *op) {
     void *y = out_at(m, op[QRN_CONV_Y]);
     int pool = (int)op[QRN_CONV_POOL];
 #if LANES > 1
-    int straight = (c.whole || c.few) && !c.w.pairs && !pool && is_none(op[QRN_CONV_CONSTANT]) && c.row == c.out[1];
+    int straight = (c.whole || c.few) && !c.w.pairs && !c.two && !pool && is_none(op[QRN_CONV_CONSTANT]) && c.row == c.out[1];
     const destination to_sums = {(float *)(void *)(m->scratch + c.sums_at), -as_float(0x7f800000u), c.w.components * c.span, c.span, c.span};
 #endif
     int32_t *kernel = (int32_t *)(void *)(m->scratch + c.kernel_at), *place = (int32_t *)(void *)(m->scratch + c.places_at);
