@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from quern import zoo
+from quern import io, sparsity, zoo
 from quern._files import write_text
 
 ROOT = Path(__file__).parent.parent
@@ -43,9 +43,10 @@ def legend(left: int, entries: tuple[tuple[int, str, str], ...]) -> list[str]:
 
 # Of docs/size.svg: a row of panels for each data set, with title, lowest and highest accuracy, their step, and the
 # fewest and most parameters and bytes.
+NUMBERS, BYTES = "parameters that are not zero", "packed bytes (int8)"
 SIZES = (
-    ("cifar10", "CIFAR-10", 70.0, 92.0, 4.0, {"parameters": (4e3, 1e6), "packed bytes (int8)": (4e3, 1e6)}),
-    ("mnist", "MNIST", 97.5, 99.5, 0.5, {"parameters": (1e3, 2e4), "packed bytes (int8)": (2e3, 2e4)}),
+    ("cifar10", "CIFAR-10", 70.0, 92.0, 4.0, {NUMBERS: (4e3, 1e6), BYTES: (4e3, 1e6)}),
+    ("mnist", "MNIST", 97.5, 99.5, 0.5, {NUMBERS: (1e3, 2e4), BYTES: (2e3, 2e4)}),
 )
 PAPER, CUT, SCRATCH, SMALL_CUT, OTHER = (
     ("the paper's network", "#c0392b"),
@@ -67,16 +68,19 @@ class Point:
 
 
 def by_parameters(dataset: str) -> list[Point]:
-    """Dense and small networks of ``quern compress``, and what ``quern train`` made for the zoo."""
+    """Dense and small networks of ``quern compress``, and what ``quern train`` made for the zoo; zeros do not count."""
     points = []
     for path in sorted((ROOT / "results").glob("**/record.json")):
         record = json.loads(path.read_text())
         if record["dataset"] != dataset:
             continue
         is_small = "small_qcnn" in (record["model"] or "") or "zoo" in (record["start"] or "")
-        for part, kind in (("dense", SCRATCH if is_small else PAPER), ("small", SMALL_CUT if is_small else CUT)):
-            points.append(Point(record[part]["parameters"], record[part]["test_accuracy"], kind))
-        if "scratch" in record:
+        dense, small = record["dense"], record["small"]
+        if not (record["start"] or "").endswith("/small.safetensors"):  # else another run's small one
+            points.append(Point(dense["parameters"], dense["test_accuracy"], SCRATCH if is_small else PAPER))
+        left = sparsity.measure(io.load(path.parent / "small.safetensors")).nonzero_parameters
+        points.append(Point(left, small["test_accuracy"], SMALL_CUT if is_small else CUT))
+        if record.get("scratch") is not None:
             points.append(Point(record["small"]["parameters"], record["scratch"]["test_accuracy"], SCRATCH))
     for path in sorted((ROOT / "results" / "zoo").glob("*/result.json")):
         card = zoo.card(path.parent.name)
@@ -90,15 +94,17 @@ def by_parameters(dataset: str) -> list[Point]:
 def by_bytes(dataset: str) -> list[Point]:
     """Packed networks in int8: those of the zoo, and trained ones of ``benchmarks/runtime_avx2.json``."""
     cards = [card for card in map(zoo.card, zoo.names()) if card.dataset == dataset]
-    points = []
+    points, papers = [], set[str]()
     for card in cards:
         is_small, is_cut = "small_qcnn" in card.command or "zoo" in card.command, "quern compress" in card.command
         kind = (SMALL_CUT if is_cut else SCRATCH) if is_small else (CUT if is_cut else PAPER)
         points.append(Point(card.packed_bytes, card.packed_accuracy, kind))
+        if not is_small:
+            papers.add(f"({card.name})")
     title = next(title for name, title, *_ in SIZES if name == dataset)
     for row in json.loads((ROOT / "benchmarks/runtime_avx2.json").read_text())["rows"]:
         packed, what = row.get("int8", {}), row["what"]
-        is_new = "against dense" not in what and not any(card.name in what for card in cards)
+        is_new = "against dense" not in what and not any(name in what for name in papers)
         if is_new and "accuracy" in packed and what.startswith(title):
             points.append(Point(packed["bytes"], packed["accuracy"], CUT))
     if dataset == "cifar10":

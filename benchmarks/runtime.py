@@ -76,6 +76,7 @@ def cases() -> list[Case]:
         Case("CIFAR-10, R_Q by cost (cifar10-rq-cost)", trained("cifar10-rq-cost"), CIFAR, None, cifar, 4.0),
         Case("CIFAR-10, compacted (cifar10-43)", trained("cifar10-43"), CIFAR, 2.0, cifar),
         Case("CIFAR-10, compacted (cifar10-60k)", trained("cifar10-60k"), CIFAR, None, cifar),
+        Case("CIFAR-10, and 75 % zeros (cifar10-paper-15k)", trained("cifar10-paper-15k"), CIFAR, None, cifar),
         *(Case(f"CIFAR-10 at {100 * share:.0f} %", sparse(cifar(), share), CIFAR) for share in SHARES),
     ]
 
