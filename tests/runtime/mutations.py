@@ -137,6 +137,20 @@ def whole_numbers(components: int, keep: float, seed: int) -> bytes:
         if components == 4 and y == first:
             more["CONSTANT"] = made.numbers(rng.integers(-99, 99, (outs, 4, 9)), np.int32)
         made.add("CONV", X=bytes_of_x, Y=y, **sizes | more, Y_DTYPE=qrn.I8, QUANT=made.quant(outs), WEIGHTS=weights)
+    if components == 1:  # one channel to a group, and no scales, as the result is int8 too
+        weights = made.weights(rng, 1, channels, 9, "I8", keep, True, alone=True)
+        weights[qrn.W_SCALES] = qrn.NONE
+        more = {"KERNEL": (3, 3), "STRIDE": (1, 1), "PADDING": (1, 1, 1, 1), "GROUPS": channels}
+        y = made.tensor(channels, 7, 9, dtype="I8")
+        made.add("CONV", X=bytes_of_x, Y=y, **sizes | more, Y_DTYPE=qrn.I8, QUANT=made.quant(channels), WEIGHTS=weights)
+        made.add(
+            "TABLE",
+            X=y,
+            Y=bytes_of_x,
+            CHANNELS=channels,
+            COUNT=63,
+            TABLE=made.numbers(rng.integers(0, 256, (channels, 256)), np.uint8),
+        )
     count = components * outs * 63
     total = made.tensor(count, dtype="I8")
     zeros = {"A_ZERO": 1, "B_ZERO": -2, "Y_ZERO": 5, "LOW": -128, "HIGH": 127}
@@ -240,11 +254,11 @@ def _bits(number: float) -> int:
 # --------------------------------------------------------------------------------------------- networks of the exporter
 
 
-def _sparse(model: nn.Module) -> nn.Module:
+def _sparse(model: nn.Module, left: float = 0.3) -> nn.Module:
     with torch.no_grad():
         for p in model.parameters():
             if p.dim() > 2:
-                p *= (torch.rand(p.shape[1:]) < 0.3).float()
+                p *= (torch.rand(p.shape[1:]) < left).float()
     return model
 
 
@@ -275,6 +289,10 @@ def _networks() -> Iterator[tuple[nn.Module, tuple[Tensor, ...]]]:
         given = image[:, :6] if getattr(layer, "in_channels", 8) == 6 else image
         yield layer, (given,)
         yield _sparse(nn.Sequential(layer, nn.ReLU(), nn.MaxPool2d(2))), (given,)
+    for groups, left in ((1, 1.0), (2, 1.0), (1, 0.8)):  # two rows of results at once
+        layer = _sparse(qnn.QConv2d(8, 24, 3, groups=groups), left)
+        for model in (layer, nn.Sequential(layer, nn.ReLU(), nn.MaxPool2d(2))):
+            yield model, (torch.randn(2, 8, 8, 10),)
     pools: list[nn.Module] = [
         nn.MaxPool2d(3, 2, 1),
         nn.AvgPool2d(3, 2, 1),
@@ -386,7 +404,7 @@ def _draw_conv(rng: random.Random, made: Hand, both: dict[str, int]) -> None:
     taps = kernel[0] * kernel[1] * ((per_group + 1) // 2 if pairs and components == 1 else per_group)
     numbers = np.random.default_rng(rng.randrange(1 << 30))
     kind = "I8" if pairs else rng.choice(("F32", "F32", "F16", "I8"))
-    keep = rng.choice((0.0, 0.4, 1.0))
+    keep = rng.choice((0.0, 0.4, 0.8, 1.0))
     weights = made.weights(numbers, components, outputs, taps, kind, keep, pairs, per_group == 1)
     constant: Any = qrn.NONE
     if components == 4 and rng.random() < 0.3:

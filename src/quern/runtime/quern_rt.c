@@ -599,7 +599,8 @@ typedef struct {
     size_t span;                 /* sums of a component of an output, with what is stored behind the last vector */
     size_t strip;                /* so many rows of all outputs are made before the next ones */
     int by_rows, gathered, nine;
-    int pool, two; /* two rows of results at once */
+    int pool;
+    int two; /* two rows of results at once: `vectors` are those of half of the rows */
     int few; /* components of the input: four real outputs at once */
     int paired; /* int8 with one component: a column and the next one to a pair */
     int as_it_lies, in_place; /* planes are those of the input without a change; they are multiplied there */
@@ -745,7 +746,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
             c.kernel[0] = 1;
             c.area = c.kernel[1];
             c.plane = 2 * c.out[0] * c.pitch;
-            taps = c.units * c.area * 4;
+            taps = c.units * c.area;
         }
         c.set = (c.in_place && c.sets < 8 ? c.channels : c.units) * c.plane;
         /* Where the input can be multiplied as it lies, sums and differences of its components are made alone. */
@@ -759,7 +760,7 @@ static convolution conv_of(const uint8_t *blob, const uint32_t *op, int fast, si
         if (lanes == 1) c.vectors = c.strip * c.out[1];
         c.span = span_of(c.vectors, lanes) << (c.two && !c.pool);
         c.sums_at = reserve(&used, lanes, 4 * (c.w.components * c.span * (c.whole ? BLOCK : 1) + 3 * lanes));
-        c.block_at = c.few && c.sets == 3 ? reserve(&used, lanes, 60 * taps) : c.whole ? reserve(&used, lanes, 4 * BLOCK * taps * (c.w.components == 4 ? 8 : 1)) : 0;
+        c.block_at = c.few && c.sets == 3 ? reserve(&used, lanes, 60 * taps) : c.whole ? reserve(&used, lanes, 4 * BLOCK * taps * (c.two ? 32 : c.w.components == 4 ? 8 : 1)) : 0;
     }
     c.scratch = used;
     return c;
@@ -943,7 +944,7 @@ static void prepare_floats(const convolution *c, const float *x, size_t g, float
     size_t part, set = 0, n, size = c->size[0] * c->size[1], step = c->channels * size;
     float *first = c->sets == 8 ? planes + 4 * c->set : planes; /* sums and differences of components come before them */
     x += g * c->units * size;
-    if (IN_TWOS && c->two) {
+    if (IN_TWOS && c->two && g == 0) {
         memset(padded, 0, 4 * c->used[1]);
         memset(first, 0, 16 * c->set); /* what is beside the rows */
     }
@@ -3513,7 +3514,7 @@ COLD static int weights_fit(const bounds *k, const uint32_t *words, int pairs, i
     if (pairs && (words[QRN_W_DTYPE] != QRN_I8 || taps > QRN_MAX_TAPS_I8)) return 0;
     if (pairs ? !bounded(k, words[QRN_W_BIAS], components * outputs, 29) : !in_blob(k, words[QRN_W_BIAS], components * outputs, 4))
         return 0;
-    if (words[QRN_W_DTYPE] == QRN_I8 && !pairs && !in_blob(k, words[QRN_W_SCALES], outputs, 4)) return 0;
+    if (is_none(words[QRN_W_SCALES]) ? words[QRN_W_DTYPE] == QRN_I8 && !pairs : !in_blob(k, words[QRN_W_SCALES], outputs, 4)) return 0;
     size = dtype_bytes(words[QRN_W_DTYPE]);
     if (is_none(words[QRN_W_STARTS])) {
         units = outputs * taps;
@@ -3553,7 +3554,7 @@ COLD static int finishing_fits(const bounds *k, uint32_t activation, uint32_t x_
     if (!HAS(x_dtype == QRN_I8 ? QRN_PRODUCTS_I8 : QRN_PRODUCTS_F32)) return 0;
     if (y_dtype != QRN_F32 && !(y_dtype == QRN_I8 && x_dtype == QRN_I8)) return 0;
     if (x_dtype == QRN_I8 && !is_i8(quant[QRN_Q_X_ZERO])) return 0;
-    if (x_dtype == QRN_I8 && y_dtype == QRN_F32 && !in_blob(k, words[QRN_W_SCALES], outputs, 4)) return 0;
+    if (x_dtype == QRN_I8 && y_dtype == QRN_F32 && is_none(words[QRN_W_SCALES])) return 0;
     if (y_dtype == QRN_I8) {
         const uint8_t *shifts;
         uint64_t n;

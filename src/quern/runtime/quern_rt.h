@@ -69,9 +69,9 @@ enum {
 };
 
 /* The weights of a product: `components` 4 (quaternions) or 1. An output has `taps` places for a unit of weight; a unit is
- * a quaternion or a real number, in int8 products of reals two of them, but for a convolution with one channel to a group. Dense: `starts` is none, and all units of all outputs
- * follow each other. Sparse: starts[o] is the first unit of output o, gap_starts[o] its first gap; a gap is the number of
- * zero units skipped, 255 for 255 of them and no unit. */
+ * a quaternion or a real number, in int8 products of reals two of them, but for a convolution with one channel to a group.
+ * Dense: `starts` is none, and all units of all outputs follow each other. Sparse: starts[o] is the first unit of output o,
+ * gap_starts[o] its first gap; a gap is the number of zero units skipped, 255 for 255 of them and no unit. */
 enum {
     QRN_W_COMPONENTS = 0,
     QRN_W_DTYPE = 1,

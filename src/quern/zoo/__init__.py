@@ -5,7 +5,7 @@
     scores = quern.zoo.packed("digits-1k")(images)  # the same in int8 by the C runtime: bytes of images in, no torch
     print(quern.zoo.card("digits-1k"))              # how it was made, and what it does
 
-Each is two files, ``NAME.safetensors`` with weights in 16 bits and ``NAME.qrn``, packed in less than 100 KB, and a card.
+Each is two files and a card: ``NAME.safetensors`` with weights in 16 bits, ``NAME.qrn`` packed in less than 100 KB.
 ``benchmarks/zoo.py`` makes them of runs in ``results/zoo``.
 """
 
