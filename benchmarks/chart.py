@@ -175,14 +175,16 @@ class Panel:
 
     def dots(self, points: list[Point]) -> list[str]:
         """Points with their accuracies, and a point outside of the panel is a mistake in its limits."""
-        parts = []
-        for point in sorted(points, key=lambda point: point.size):
+        parts, labels = list[str](), list[tuple[float, float]]()  # the middles of those that are there
+        for point in sorted(points, key=lambda point: point.size, reverse=True):
             (fewest, most), (low, best) = self.sizes, self.accuracies
             assert fewest <= point.size <= most, point
             assert low <= 100 * point.accuracy <= best, point
             x, y = self.at(point.size, 100 * point.accuracy)
             beyond = x > self.left + self.wide - 40
-            anchor, shift = ("end", -9) if beyond else ("start", 9)
+            over = any(abs(x + 24 - middle) < 32 and abs(y - height) < 14 for middle, height in labels)
+            anchor, shift = ("end", -9) if beyond or over else ("start", 9)
+            labels.append((x - 24 if beyond or over else x + 24, y))
             place = f'x="{x + shift:.1f}" y="{y + 4:.1f}" text-anchor="{anchor}" fill="{point.kind[1]}"'
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{point.kind[1]}"/>')
             parts.append(f"<text {place}>{100 * point.accuracy:.1f}</text>")
